@@ -141,7 +141,8 @@ class InverseErfcx(UnaryScalarOp):
         """Return the derivative times `grads`."""
         [x] = inputs
         own = self(x)
-        return [own * (TWO_BY_ROOT_PI * own - 2.0 * x) * grads[0]]
+        slope_of_log = ps.switch(ps.gt(x, LARGE), 1.0 / x, TWO_BY_ROOT_PI * own - 2.0 * x)
+        return [own * slope_of_log * grads[0]]
 
 
 class BranchlessLog1mexp(DifferentiableLog1mexp):
@@ -155,6 +156,9 @@ class BranchlessPow(Pow):
 POWER = BranchlessPow(upgrade_to_float)
 LOG_ERFC = LogErfc(upgrade_to_float, name="log_erfc")
 INVERSE_ERFCX: Any = InverseErfcx(upgrade_to_float, name="inverse_erfcx")
+LARGE = 1e4
+"""Arguments from which on the slope of log 1 / (e^x² (1 − erf x)) is 1 / x, to 1e-8 relative."""
+
 TWO_BY_ROOT_PI = 2.0 / np.sqrt(np.pi)
 
 

@@ -330,6 +330,5 @@ UFUNCS: dict[type, Callable[..., Any]] = {
     psm.Softplus: _softplus,
     psm.Log1mexp: _log1mexp,
     psm.TriGamma: lambda x: special.polygamma(1, x),
-    LogErfc: FUNCTIONS[LogErfc][1],
-    InverseErfcx: FUNCTIONS[InverseErfcx][1],
+    **{op: FUNCTIONS[op][1] for op in (LogErfc, InverseErfcx)},
 }

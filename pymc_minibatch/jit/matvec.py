@@ -1,8 +1,8 @@
 """Matrix times vector, and small matrices times others, without BLAS.
 
 PyTensor's products of matrices take eight seconds to compile. A batch of rows times a coefficient
-vector is a double loop, which compiles in a fraction of one and is as fast at that size. A matrix of
-five rows for each level is multiplied by a call of BLAS, which takes ten times as long as a loop.
+vector is a double loop, which compiles in a fraction of one and is as fast at that size. To call
+BLAS for each of many small matrices takes several times as long as a loop.
 """
 
 from typing import Any

@@ -9,11 +9,11 @@ the dense columns by BLAS, the gathered entries by group.
 """
 
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from scipy import sparse
@@ -58,6 +58,18 @@ COPIES = 6
 """Matrices of the size of the sums that are made of them later: prior, factors, proposals."""
 
 
+class OfScalars(Protocol):
+    """What scalars that all rows share do to the log-likelihood."""
+
+    def __call__(self, phi: np.ndarray) -> tuple[float, float]:
+        """Return what they add, and by what they multiply the second order."""
+        ...
+
+    def slope(self, phi: np.ndarray, second_order: float) -> np.ndarray:
+        """Return the slope by them."""
+        ...
+
+
 @dataclass(frozen=True)
 class Expansion:
     """The log-likelihood about φ̂, to second order, divided by T.
@@ -85,7 +97,7 @@ class Expansion:
         What is added to the curvature by the dense part: the average over the field less that at
         φ̂, if the log-likelihood does not bend downwards there. It is no part of the expansion
         either.
-    common : callable, optional
+    common : OfScalars, optional
         What scalars that all rows share add to the log-likelihood, and by what they multiply slope
         and curvature, ``φ -> (float, float)``.
     is_exact : bool
@@ -100,7 +112,7 @@ class Expansion:
     smoothing_correction: np.ndarray
     psd_shift: np.ndarray
     dense_shift: np.ndarray | None = None
-    common: Callable[[np.ndarray], tuple[float, float]] | None = None
+    common: OfScalars | None = None
     is_exact: bool = False
 
     @cached_property

@@ -44,9 +44,6 @@ __all__ = ["PredictorState", "Surrogate"]
 
 NOTHING = np.empty(0)
 
-RELATIVE_STEP = 1e-5
-"""Of central differences, whose error is the square of it, and 1e-11 of rounding."""
-
 RTOL_OF_PHI, RTOL_OF_PRIOR = 1e-8, 1e-6
 """Relative differences of φ and of slopes of the prior where claims are looked at again."""
 
@@ -149,21 +146,14 @@ class Surrogate:
         return float(of_scalars + factor * second_order)
 
     def slope_of_sums(self, phi: np.ndarray) -> np.ndarray:
-        """Return the slope by φ of a log-likelihood that sums say, shape (P,).
-
-        That by scalars is a difference: trajectories need it to a few digits, and always the same.
-        """
+        """Return the slope by φ of a log-likelihood that sums say, shape (P,)."""
         expansion = self.expansion
         delta = phi - expansion.at
         curved = self.curvature_product(delta)
         second_order = expansion.slope @ delta - 0.5 * (delta @ curved)
         slope = np.asarray(expansion.shared(phi)[1] * (expansion.slope - curved))
-        for scalar in self.field.scalars:
-            step = np.zeros(phi.size)
-            step[scalar] = RELATIVE_STEP * max(abs(phi[scalar]), 1.0)
-            (one, by_one), (other, by_other) = map(expansion.shared, (phi + step, phi - step))
-            rise = one - other + (by_one - by_other) * second_order
-            slope[scalar] = rise / (2.0 * step[scalar])
+        if expansion.common is not None:
+            slope[self.field.scalars] = expansion.common.slope(phi, float(second_order))
         return slope
 
     def slope_of_higher_orders(self, delta: np.ndarray, curved: np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ HALVINGS = 11
 FALL = 1.0
 """Nats below its highest value at which the bound counts as falling."""
 
-SPIKE = 1.0
+NARROW = 1.0
 """Nats for each dimension by which the log-density falls more about a mode that tells nothing."""
 
 FAR = 1.0
@@ -62,14 +62,6 @@ LEVELS_TURNS = 3
 
 type Found = tuple[Surrogate, np.ndarray]
 """Where rows are expanded, and the lower factor of the covariance of h there."""
-
-
-class _SpikeError(np.linalg.LinAlgError):
-    """A mode tells nothing of the posterior about it; the bound that averages have there."""
-
-    def __init__(self, bound: float) -> None:
-        self.bound = bound
-        super().__init__("The posterior is far more peaked at its mode than around it.")
 
 
 class VariationalSearch:
@@ -88,6 +80,8 @@ class VariationalSearch:
     def __init__(self, laplace: LaplaceSearch, mean: MeanCorrection, first: np.ndarray) -> None:
         self.laplace, self.mean, self.first = laplace, mean, first
         self.rows, self.field = laplace.rows, laplace.field
+        self._left: Surrogate | None = None  # a mode whose density says nothing of its surroundings
+        self._known: tuple[Surrogate, bool, tuple[Surrogate, float]] | None = None
 
     def from_mode(self, mode: Surrogate) -> Found:
         """Find h by averages; expand about the mean of the field, with higher orders.
@@ -108,7 +102,7 @@ class VariationalSearch:
                 return self.mean.higher_orders(averaged), cholesky
             surrogate, cholesky = self._averaged(mode)
             corrected, away = self.mean.with_higher_orders(surrogate)
-        if surrogate is not mode and _is_worse(surrogate, mode):
+        if surrogate is not mode and mode is not self._left and _is_worse(surrogate, mode):
             return self.mean.higher_orders(mode), self.laplace.covariance_cholesky(mode)
         return corrected if away < TOO_FAR else self.mean.higher_orders(surrogate), cholesky
 
@@ -184,23 +178,47 @@ class VariationalSearch:
                 break
         return about, covariance_cholesky(about, point[self.field.hyper])
 
-    def _averaged(self, surrogate: Surrogate) -> Found:
+    def _averaged(self, mode: Surrogate) -> Found:
         """Climb h with averages of the rows; expand about the mean of the field given it.
 
-        If there are none, return the same surrogate.
+        If there are none, return the mode.
         """
-        try:
-            return self._about_averages(surrogate, concave=False)
-        except _SpikeError as spike:
-            with suppress(np.linalg.LinAlgError):
-                found, cholesky = self.from_afar()
-                if self._average(found, concave=False)[1] > spike.bound:
-                    return found, cholesky
-        except np.linalg.LinAlgError:  # no density there
-            pass
+        with suppress(np.linalg.LinAlgError):  # no density there
+            if self._is_narrow(mode):
+                self._left = mode
+                return self._away_from(mode)
+            return self._about_averages(mode, concave=False)
         with suppress(np.linalg.LinAlgError):
-            return self._about_concave_rows(surrogate.center)
-        return surrogate, self.laplace.covariance_cholesky(surrogate)
+            return self._about_concave_rows(mode.center)
+        return mode, self.laplace.covariance_cholesky(mode)
+
+    def _is_narrow(self, mode: Surrogate) -> bool:
+        """Whether the log-density falls about a mode far more than its curvature there says.
+
+        In a Gaussian field it falls by half a nat for each dimension on average. Skew rows, whose
+        skewness grows without end as effects fit them, have modes about which it falls by tens.
+        """
+        given = mode.conditional(mode.center[self.field.hyper])
+        highest = log_density(mode) - given.log_determinant
+        size = self.field.latent.dense.size + self.field.latent.groups.size
+        return self._bound(mode) < highest - (0.5 + NARROW) * size
+
+    def _away_from(self, mode: Surrogate) -> Found:
+        """Return what is best on average of a narrow mode and of what concave rows lead to.
+
+        These begin at the start of the search, and at the mode.
+        """
+        best, highest = (mode, self.laplace.covariance_cholesky(mode)), self._bound(mode)
+        for start in (self.first, mode.center):
+            with suppress(np.linalg.LinAlgError):
+                found = self._about_concave_rows(start)
+                if (bound := self._bound(found[0])) > highest:
+                    best, highest = found, bound
+        return best
+
+    def _bound(self, surrogate: Surrogate) -> float:
+        """Return the lower bound of the log marginal that averages climb, up to a constant."""
+        return self._average(surrogate, concave=False)[1]
 
     def _about_concave_rows(self, point: np.ndarray) -> Found:
         """Average over concave rows, and once they lead nowhere, over the rows as they are.
@@ -256,14 +274,12 @@ class VariationalSearch:
         Raises
         ------
         LinAlgError
-            If the field is not Gaussian, or the surrogate is about a spike.
+            If the field is not Gaussian.
         """
         present, passed = surrogate, [surrogate.center[self.field.hyper]]
         last, bound = surrogate, -np.inf
         for turn in range(1, (CONCAVE_TURNS if concave else AVERAGED_TURNS) + 1):
             start, (present, reached) = present, self._average(present, concave)
-            if turn == 1 and not concave:
-                self._refuse_spike(surrogate, reached)
             if while_rising and reached < bound - FALL:
                 return last
             if reached < bound - tolerated_error(present):
@@ -288,18 +304,6 @@ class VariationalSearch:
                 passed.append(_limit(*passed[-3:]))
                 present = _recentered(present, present.conditional(passed[-1]).point)
         return present
-
-    def _refuse_spike(self, mode: Surrogate, bound: float) -> None:
-        """Raise if the log-density falls about a mode far more than its curvature there says.
-
-        In a Gaussian field it falls by half a nat for each dimension on average. Skew rows, whose
-        skewness grows without end as effects fit them, have modes about which it falls by tens.
-        """
-        given = mode.conditional(mode.center[self.field.hyper])
-        highest = log_density(mode) - given.log_determinant
-        size = self.field.latent.dense.size + self.field.latent.groups.size
-        if bound < highest - (0.5 + SPIKE) * size:
-            raise _SpikeError(bound)
 
     def _climbed(self, present: Surrogate) -> tuple[np.ndarray, Conditional]:
         """Climb h, and return it and the field given it.
@@ -335,6 +339,8 @@ class VariationalSearch:
         Two opposite points suffice: what a group's own average lacks has either sign. They also
         give the lower bound of the log marginal that averages climb, up to a constant.
         """
+        if self._known is not None and self._known[0] is surrogate and self._known[1] == concave:
+            return self._known[2]
         both = [self.rows.expand(at, concave=concave) for at in opposite_points(surrogate, 1)]
         one, other = (each.expansion for each in both)
         if not np.isfinite(one.value + other.value):
@@ -343,7 +349,9 @@ class VariationalSearch:
         given = surrogate.conditional(surrogate.center[self.field.hyper])
         prior = sum(self.field.derivatives.smooth_prior(each.center) for each in both)
         bound = (one.value + other.value + prior) / 2 - given.log_determinant
-        return _recentered(about, surrogate.center), float(bound)
+        found = _recentered(about, surrogate.center), float(bound)
+        self._known = surrogate, concave, found
+        return found
 
 
 def _is_worse(surrogate: Surrogate, mode: Surrogate) -> bool:

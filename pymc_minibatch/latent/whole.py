@@ -218,7 +218,7 @@ def _as_batch(rows: np.ndarray) -> np.ndarray:
 
     Without a copy, which would be a second one of the data, and of files that do not fit in memory.
     """
-    rows = np.ascontiguousarray(rows)
+    rows = np.require(rows, requirements=["C", "ALIGNED"])
     return rows if rows.flags.writeable else np.asarray(_AsBatch(rows))
 
 

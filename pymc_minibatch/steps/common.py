@@ -228,7 +228,7 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         tell_interrupts()
         self._follow_data()
         self.tall.check_sources()
-        require_memory_for_draws(self.tall, tune + draws)
+        require_memory_for_draws(self.tall, tune, draws)
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0  # a step that is used again has stopped, and processes do not set it
         if tune:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 from pymc_minibatch.jit.memory import free_bytes, require_memory
@@ -17,9 +18,6 @@ DRAWS_OF_A_CHAIN = 1000
 
 NOTABLE_BYTES = 1e9
 """Memory that is told of."""
-
-COPIES = 2
-"""Of all draws that ``pm.sample`` holds at its end: those of the chains, and its result."""
 
 _recorded: ContextVar[Collection[str] | None] = ContextVar("recorded", default=None)
 """The variables that a run keeps; None if that is not known, as `pm.sample` does not tell."""
@@ -37,29 +35,34 @@ def will_record(names: Collection[str] | None) -> Iterator[None]:
 
 def _bambi_fits() -> bool:
     """Whether a step is made in Bambi's ``fit``, which leaves out what has one value per row."""
-    return any(name.startswith("bambi.") for name, _, _ in _callers())
+    return any(_module(frame).startswith("bambi.") for frame in _callers())
 
 
-def _callers() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the module, the name and the local variables of those who call, the nearest first."""
+def _callers() -> Iterator[FrameType]:
+    """Yield the frames of those who call, the nearest first."""
     frame = inspect.currentframe()
     while frame is not None:
-        yield frame.f_globals.get("__name__", ""), frame.f_code.co_name, frame.f_locals
+        yield frame
         frame = frame.f_back
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _locals_of(function: str) -> Mapping[str, Any]:
     """Return the local variables of a function of PyMC that is being called; none if it is not."""
-    for module, name, found in _callers():
-        if name == function and module.startswith("pymc.sampling."):
-            return found
+    for frame in _callers():
+        if frame.f_code.co_name == function and _module(frame).startswith("pymc.sampling."):
+            return frame.f_locals
     return {}
 
 
-def require_memory_for_draws(tall: TallModel, n_draws: int) -> None:
+def require_memory_for_draws(tall: TallModel, tune: int, draws: int) -> None:
     """Raise before the first chain if all draws of a run of ``pm.sample`` do not fit into memory.
 
-    It does not tell steps how many chains there are, nor what is kept of them.
+    It does not tell steps how many chains there are, nor what is kept of them: that is read where
+    it is being called, which processes that are not forked do not see.
 
     Raises
     ------
@@ -77,16 +80,19 @@ def require_memory_for_draws(tall: TallModel, n_draws: int) -> None:
     }
     n_chains = int(run.get("chains", 1))
     values = tall.layout.size + sum(sizes.values())
-    advice = "Draw less often, or make fewer chains."
+    of_result = draws if run.get("discard_tuned_samples", True) else tune + draws
+    if not run.get("return_inferencedata", True):
+        of_result = 0
+    advice = "Take fewer draws or chains."
     if sizes:
         advice = (
             f"Deterministics {list(sizes)} have one value for each row: pass pm.sample the "
             "var_names to keep, and compute them afterwards with pm.compute_deterministics."
         )
     require_memory(
-        8.0 * COPIES * n_chains * n_draws * values,
-        f"What pm.sample keeps of {n_draws:,} draws of {values:,} numbers in each of {n_chains} "
-        "chains, and makes its result of,",
+        8.0 * n_chains * (tune + draws + of_result) * values,
+        f"What pm.sample keeps of {tune + draws:,} draws of {values:,} numbers in each of "
+        f"{n_chains} chains, with its result,",
         advice,
     )
 

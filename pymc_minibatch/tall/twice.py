@@ -87,8 +87,11 @@ def local_log_of_erfc(fgraph: Any, node: Apply) -> list[Variable] | None:
     op: Any = node.op
     if not isinstance(op.scalar_op, ps.Log):
         return None
-    x = _of_erfc(node.inputs[0])
-    return None if x is None else [pt.cast(Elemwise(LOG_ERFC)(x), node.outputs[0].type.dtype)]
+    array: Any = node.inputs[0]
+    x = _of_erfc(array)
+    if x is None or x.type.broadcastable != array.type.broadcastable:
+        return None
+    return [pt.cast(Elemwise(LOG_ERFC)(x), array.type.dtype)]
 
 
 def _of_erfc(array: Any) -> Any:

@@ -75,6 +75,7 @@ def log_determinant(matrix: ArrowheadMatrix) -> tuple[float, float]:
         cross = sparse.csr_array(matrix.cross)
         cross = sparse.diags_array(of_groups.ravel()) @ cross @ sparse.diags_array(root)
         half = _solved(lower, cross)
+        half = sparse.csr_array(half) if sparse.issparse(matrix.dense) else half
         left = left - half.T @ half
     is_sparse = sparse.issparse(left) and left.nnz < MOST_SHARE * whole.size**2
     of_left = _of_sparse if is_sparse else _of_array

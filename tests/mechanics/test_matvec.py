@@ -4,8 +4,9 @@ import numpy as np
 import pytensor.tensor as pt
 import pytest
 from numba import njit
+from pymc.pytensorf import compile as pymc_compile
 
-from pymc_minibatch.jit.compiled import compile_numba
+from pymc_minibatch.jit.compiled import NUMBA_MODE, compile_numba
 from pymc_minibatch.jit.matvec import MatVec
 from pymc_minibatch.jit.pointers import (
     address_of,
@@ -117,3 +118,20 @@ def test_results_that_are_not_contiguous_are_copied():
     np.testing.assert_array_equal(call(address, matrix), matrix.T)
     with pytest.raises(TypeError, match="The graph returns"):
         address_of_graph(of_vectors, matrix)
+
+
+@pytest.mark.parametrize("shapes", [((None, 3, 4), (None, 4, 2)), ((None, 1, 5), (None, 5, 5))])
+def test_products_of_many_small_matrices_call_nothing(shapes):
+    rng = np.random.default_rng(1)
+    symbols = [pt.tensor3(shape=shape) for shape in shapes]
+    values = [rng.normal(size=(7, *shape[1:])) for shape in shapes]
+    function = compile_numba(symbols, [pt.matmul(*symbols)])
+    np.testing.assert_allclose(function(*values), values[0] @ values[1], rtol=1e-13)
+    ops = {type(node.op).__name__ for node in rewritten(symbols, pt.matmul(*symbols))}
+    assert "BatchedDot" not in ops
+
+
+def rewritten(inputs, output):
+    """Return the nodes of a graph as it is compiled."""
+    compiled = pymc_compile(inputs, [output], mode=NUMBA_MODE)
+    return compiled.maker.fgraph.apply_nodes

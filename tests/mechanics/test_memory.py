@@ -169,7 +169,7 @@ def test_a_run_stops_with_its_draws_if_memory_is_short(with_values_of_rows, monk
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_draws_that_would_not_fit_are_refused_before_the_first(monkeypatch, cores):
-    """Two chains of 400 draws of 20,000 probabilities and a result of them take 256 MB."""
+    """Two chains of 400 draws of 20,000 probabilities and half of them again take 192 MB."""
     monkeypatch.setattr(memory, "free_bytes", lambda: 1.2e8)
     x = np.random.default_rng(1).normal(size=20_000)
     with pm.Model():
@@ -178,6 +178,7 @@ def test_draws_that_would_not_fit_are_refused_before_the_first(monkeypatch, core
         with pytest.warns(pmb.MinibatchWarning, match="one value for each"):
             step = pmb.MinibatchMH()
         options = {"tune": 200, "chains": 2, "cores": cores, "progressbar": False}
+        options |= {"mp_ctx": "fork"} if cores > 1 else {}
         refused = pmb.NotEnoughMemoryError if cores == 1 else ParallelSamplingError
         with pytest.raises(refused, match=r"(?s)2 chains.*\['probability'\]"):
             pm.sample(200, step=step, random_seed=1, **options)

@@ -240,9 +240,18 @@ def simplex() -> None:
     pm.Normal("y", mean, pm.HalfNormal("s"), observed=Y + 0.8 * (OTHER / 6) ** 2)
 
 
-def test_slopes_of_sums_are_those_of_all_rows() -> None:
-    model = made(simplex)
-    with model:
+def simplex_and_a_share() -> None:
+    """Rows have a standard deviation that is computed, in a small unit."""
+    steps = pm.Dirichlet("steps", np.ones(7))
+    share = pt.concatenate([pt.zeros(1), pt.cumsum(steps)])[OTHER % 7]
+    mean = pm.Normal("mu", 0, 3) + (pm.HalfNormal("tau") * pm.Normal("z", shape=G))[GROUP]
+    s = 1e-6 * pm.HalfNormal("whole") * pt.sqrt(pm.Beta("share", 2, 2))
+    pm.Normal("y", 1e-6 * (mean + pm.Normal("size", 0, 2) * share), s, observed=1e-6 * Y)
+
+
+@pytest.mark.parametrize("build", [simplex, simplex_and_a_share])
+def test_slopes_of_sums_are_those_of_all_rows(build: Callable[[], None]) -> None:
+    with made(build):
         step = pmb.MinibatchMH()
     sampler = step.latent
     assert isinstance(sampler, ExactSampler)
@@ -250,9 +259,9 @@ def test_slopes_of_sums_are_those_of_all_rows() -> None:
     rng, center = np.random.default_rng(3), sampler.reference.surrogate.center
     for sd in (0.1, 1.0):
         phi = sampler.reference.surrogate.phi(center + sd * rng.normal(size=center.size))
-        np.testing.assert_allclose(
-            sampler.decisions.slope(phi), rows.slope(phi, *step.tall.data), rtol=1e-6, atol=1e-6
-        )
+        expected = rows.slope(phi, *step.tall.data)
+        error = np.abs(sampler.decisions.slope(phi) - expected)
+        assert np.all(error < 1e-3 * np.abs(expected) + 1e-6 * np.abs(expected).max())
 
 
 def test_many_hyperparameters_move_along_trajectories_that_read_no_row() -> None:

@@ -25,7 +25,7 @@ def test_what_multiplies_effects_of_two_factors_is_found():
     assert abs(found - np.log(scale)) < 0.8
 
 
-def test_a_spike_is_left():
+def test_a_narrow_mode_is_left():
     """At the joint mode skewness is infinite but for its prior, and rows fit half-normals."""
     rng = np.random.default_rng(4)
     group = np.repeat(np.arange(1000), rng.integers(1, 9, 1000))

@@ -36,7 +36,7 @@ from pymc_minibatch.latent.moves.protocol import (
 )
 from pymc_minibatch.latent.moves.state import ChainState
 
-__all__ = ["Angle", "Path", "Start", "Trajectory", "TrajectoryOfField", "plan"]
+__all__ = ["MANY_HYPER", "Angle", "Path", "Start", "Trajectory", "TrajectoryOfField", "plan"]
 
 QUARTER_TURN = math.pi / 2
 JITTER = 0.4
@@ -125,7 +125,7 @@ class Path(NamedTuple):
     steps : (float, int)
         The angle of each step, and how many.
     n_slopes : int
-        How often it has read all rows.
+        How often it has found the slope of the log-likelihood.
     """
 
     start: Start
@@ -254,8 +254,8 @@ def plan(model: EffectsModel) -> list[Planned]:
     if not model.has_slopes:
         by_sums = model.surrogate.expansion.is_exact and model.surrogate.kinks is None
         is_long = model.field.hyper.size >= MANY_HYPER
-        takes_part = by_sums and is_long and not model.fixed_factor
-        return [Planned(joint, in_a_row=TIMES)] if takes_part else []
+        fits = not (model.fixed_factor or model.has_own_scales)
+        return [Planned(joint, in_a_row=TIMES)] if by_sums and is_long and fits else []
     if model.fixed_factor or not model.field.hyper.size:
         return [Planned(joint, in_a_row=TIMES)]
     return [
