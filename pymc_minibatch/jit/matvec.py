@@ -66,7 +66,7 @@ def local_small_matrices(fgraph: Any, node: Apply) -> list[Variable] | None:
     inputs: Any = node.inputs
     a, b = inputs
     length = a.type.shape[2] or b.type.shape[1]
-    if length is None or length > LONGEST:
+    if not length or length > LONGEST:  # it may not be known
         return None
     products = [a[:, :, k, None] * b[:, k, None, :] for k in range(length)]
     return [sum(products[1:], start=products[0])]
