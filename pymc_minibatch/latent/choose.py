@@ -9,7 +9,6 @@ from pymc_minibatch.latent.locate import LatentModel, Sums, locate, without
 from pymc_minibatch.latent.minibatch import MinibatchSampler
 from pymc_minibatch.latent.modes import ModeSampler, find_modes
 from pymc_minibatch.latent.moves.costs import LARGE
-from pymc_minibatch.latent.moves.protocol import EffectsModel
 from pymc_minibatch.latent.moves.trajectory import MANY_HYPER
 from pymc_minibatch.latent.no_field import NoFieldError
 from pymc_minibatch.latent.sampler import LatentSampler
@@ -70,7 +69,7 @@ def make_latent_sampler(
         by_batches = MinibatchSampler(tall, about, acceptance, temperature, by_size, batch_size)
         if is_free and (pinned := by_batches.rows_to_pin()).size:
             return WholeSampler(tall, _without_if_possible(tall, about, pinned), temperature)
-        rows_read = by_batches.rows_of_a_move * moves_saved(by_batches.model)
+        rows_read = by_batches.rows_of_a_move * moves_saved(by_batches)
         if is_free and rows_read > most_read(about.rows) * tall.n_rows:
             return WholeSampler(tall, about, temperature)
         return by_batches
@@ -100,18 +99,18 @@ def _without_if_possible(
         return latent_model
 
 
-def moves_saved(model: EffectsModel) -> float:
+def moves_saved(sampler: LatentSampler) -> float:
     """Return how many moves by batches a trajectory saves: of a large border, and of a long h.
 
     Kinks of the prior stop trajectories, and scales of single coefficients move by themselves.
     """
-    field, kinks = model.field, model.surrogate.kinks
-    if kinks is not None:
+    if sampler.reference.surrogate.kinks is not None:
         return 1.0
-    of_border = SAVED if field.latent.dense.size > LARGE else 1.0
-    if field.hyper.size < MANY_HYPER or model.has_own_scales:
+    n_hyper = sampler.field.hyper.size
+    of_border = SAVED if sampler.field.latent.dense.size > LARGE else 1.0
+    if n_hyper < MANY_HYPER or sampler.model.has_own_scales:
         return of_border
-    return max(of_border, min(SAVED_BY_HYPER * field.hyper.size, MOST_SAVED_BY_HYPER))
+    return max(of_border, min(SAVED_BY_HYPER * n_hyper, MOST_SAVED_BY_HYPER))
 
 
 def most_read(rows: RowFunctions) -> float:

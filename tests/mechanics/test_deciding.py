@@ -8,6 +8,7 @@ import pytest
 
 import pymc_minibatch as pmb
 from pymc_minibatch.acceptance.growing import rows_wanted
+from pymc_minibatch.latent.choose import moves_saved
 from pymc_minibatch.reference.control_variate import ControlVariate
 from pymc_minibatch.steps.deciding import (
     FEW_ROWS,
@@ -121,3 +122,27 @@ def test_transitions_of_a_draw():
     assert steps_of_draw(barker, laplace, 20, 10) < steps_of_draw(barker, walk, 1, 10)
     assert steps_of_draw(barker, walk, 100, 10) == MOST_STEPS
     assert steps_of_draw(barker, walk, 100, 2 * MANY_ROWS) == 1
+
+
+@pytest.mark.parametrize(
+    ("n_hyper", "n_dense", "has_own_scales", "kinks", "saved"),
+    [
+        (3, 10, False, None, 1.0),
+        (3, 100, False, None, 4.0),
+        (10, 10, False, None, 4.0),
+        (50, 10, False, None, 8.0),
+        (50, 10, True, None, 1.0),
+        (50, 100, False, (), 1.0),
+    ],
+)
+def test_how_many_moves_by_batches_a_trajectory_saves(
+    n_hyper, n_dense, has_own_scales, kinks, saved
+):
+    sampler = SimpleNamespace(
+        reference=SimpleNamespace(surrogate=SimpleNamespace(kinks=kinks)),
+        field=SimpleNamespace(
+            hyper=np.arange(n_hyper), latent=SimpleNamespace(dense=np.arange(n_dense))
+        ),
+        model=SimpleNamespace(has_own_scales=has_own_scales),
+    )
+    assert moves_saved(sampler) == pytest.approx(saved)
