@@ -382,7 +382,7 @@ class NoRows(exact.ExactDecisions):
 
 def no_row(step: Any, patch: pytest.MonkeyPatch) -> None:
     """Sums are claimed to say everything of the rows."""
-    patch.setitem(step.latent.moves.__dict__, "decisions", NoRows())
+    patch.setitem(step.latent.moves.__dict__, "decisions", NoRows(step.latent.reference.surrogate))
 
 
 def with_other_noise(function: Callable[..., Any]) -> Callable[..., Any]:
