@@ -110,32 +110,28 @@ class DifferentiableLog1mexp(Log1mexp):
         return [grads[0] * ps.switch(ps.isinf(slope), -np.inf, slope)]
 
 
-class LogErfc(UnaryScalarOp):
-    """log(1 − erf x), with derivatives that keep their digits where erf x is nearly 1."""
+class OfThisPackage(UnaryScalarOp):
+    """A function that PyTensor does not have."""
 
     def impl(self, x: Any) -> Any:
         """Return it for a number."""
-        return _log_erfc(x)
+        return FUNCTIONS[type(self)][1](x)
 
     def c_code(self, *args: Any, **kwargs: Any) -> str:
         """Have PyTensor call `impl` if it compiles C."""
         raise MethodNotDefined
+
+
+class LogErfc(OfThisPackage):
+    """log(1 − erf x), with derivatives that keep their digits where erf x is nearly 1."""
 
     def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
         """Return the derivative times `grads`."""
         return [-TWO_BY_ROOT_PI * INVERSE_ERFCX(inputs[0]) * grads[0]]
 
 
-class InverseErfcx(UnaryScalarOp):
+class InverseErfcx(OfThisPackage):
     """1 / (e^x² (1 − erf x)), to which the slope of its logarithm is proportional."""
-
-    def impl(self, x: Any) -> Any:
-        """Return it for a number."""
-        return _inverse_erfcx(x)
-
-    def c_code(self, *args: Any, **kwargs: Any) -> str:
-        """Have PyTensor call `impl` if it compiles C."""
-        raise MethodNotDefined
 
     def pullback(self, inputs: Any, outputs: Any, grads: Any) -> list[Any]:
         """Return the derivative times `grads`."""
