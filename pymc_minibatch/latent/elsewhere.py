@@ -1,8 +1,9 @@
 """Whether levels have mass far from where they were found.
 
 Near by it is looked for along the axes of a level whose rows vary. Farther away, up to where other
-levels are, modes are climbed to by a few rows of each level; those that are as high as the center
-are climbed once more by all rows, or as many as there is time for.
+levels are and on the other side of the prior's mean, modes are climbed to by a few rows of each
+level; those that are as high as the center are climbed once more by all rows, or as many as there
+is time for.
 """
 
 import math
@@ -137,7 +138,10 @@ def _look_far(
         few = int(np.clip(most, FEW_ROWS, SOME_ROWS))
         wider = np.sqrt(counted[chosen] / few).clip(1.0)[:, None]
         by_few = _Climbs(rows.of_chosen(factor, chosen, few), point, given, wider)
-        _, far = by_few.other_modes(rng, _from_others(rng, centers, is_angle, chosen))
+        starts = np.concatenate(
+            [_from_others(rng, centers, is_angle, chosen), _mirrored(by_few.own, point)]
+        )
+        _, far = by_few.other_modes(rng, starts)
         starts = np.concatenate([near[None, chosen], far])
         has_start = starts.any(axis=(0, 2))
         if some is first and not has_start.any():
@@ -172,6 +176,18 @@ def _from_others(
             difference = np.where(is_angle[chosen], turned, difference)
         differences.append(is_along * difference)
     return np.array(differences)
+
+
+def _mirrored(own: OwnRows, point: np.ndarray) -> np.ndarray:
+    """Return steps to the other side of the mean of a Gaussian prior, shape (1 or more, S, q).
+
+    The prior is as high there. The first step is along all axes, each of the others along one.
+    """
+    here = own.about(point)
+    inverse = np.linalg.pinv(here.maps.curvature, hermitian=True)
+    step = -2.0 * np.einsum("sij,sj->si", inverse, here.state.slope)
+    width = step.shape[1]
+    return np.array([step, *(np.eye(width)[:, None] * step if width > 1 else ())])
 
 
 class _Climbs:

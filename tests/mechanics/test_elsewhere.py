@@ -45,7 +45,7 @@ def sampler_of(model: pm.Model) -> LatentSampler:
 
 @pytest.mark.parametrize("model", [mirrored, waves])
 def test_other_modes_are_found(model: Callable[[], pm.Model]) -> None:
-    """Of levels whose modes are more than eight standard deviations apart most have a jump."""
+    """Levels whose modes are more than eight standard deviations apart have a jump."""
     sampler = sampler_of(model())
     [levels] = sampler.field.levels
     centers = sampler.reference.surrogate.center[levels.latent][:, 0]
@@ -58,7 +58,7 @@ def test_other_modes_are_found(model: Callable[[], pm.Model]) -> None:
     are_apart = np.abs(expected) > 8 * sd
     found = np.abs(jumps[:, :, 0] - expected).min(axis=0) < 2 * sd
     assert are_apart.sum() > 20
-    assert found[are_apart].mean() > 0.8
+    assert found[are_apart].all()
     assert np.all(highest[found & are_apart] > -5.0)
 
 
