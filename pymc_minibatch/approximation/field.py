@@ -250,7 +250,9 @@ class FieldApproximation:
         z = with_moments_of(joint.z[chosen], joint.moments)
         w = np.array([self._w(each) for each in z[:, :n_hyper]]).reshape(n, n_hyper)
         slopes = np.array([self.tails.log_slope(each) for each in w])
-        log_density = joint.log_density[chosen] - slopes - self.reference.log_volume
+        _, cholesky = self.reference.in_coordinates
+        log_volume = float(np.log(np.diagonal(cholesky)).sum())
+        log_density = joint.log_density[chosen] - slopes - log_volume
         return w, z[:, n_hyper:], log_density
 
     def _corrects_each(self, n: int) -> bool:
@@ -362,7 +364,8 @@ class FieldApproximation:
         return float(self.surrogate.expansion.value)
 
     def _w(self, z: np.ndarray) -> np.ndarray:
-        return np.asarray(self.reference.hyper + self.reference.hyper_cholesky @ z)
+        mode, cholesky = self.reference.in_coordinates
+        return np.asarray(mode + cholesky @ z)
 
     def log_ratios(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """Return log π − log q at n draws of h and the border, up to a constant.

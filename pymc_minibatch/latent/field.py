@@ -27,6 +27,7 @@ from pymc_minibatch.latent.batched import absolute, multiply_blocks, solve_squar
 from pymc_minibatch.latent.claims import ROUNDING, spread_of
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.hyper_coordinates import HyperCoordinates, find_hyper_coordinates
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.projector import Projector
 from pymc_minibatch.latent.sparse_jacobian import RTOL, MapEntries, SparseJacobian
@@ -147,6 +148,11 @@ class LatentField:
             self._same_precision(points[0], with_values(points[0], hyper, point[hyper]))
             for point in points[1:]
         )
+
+    @cached_property
+    def hyper_coordinates(self) -> HyperCoordinates:
+        """Those in which the mode of h is looked for."""
+        return find_hyper_coordinates(self.derivatives.tall, self.hyper)
 
     def weigh(self, angles: Angles) -> None:
         """Take the weights of angles into the prior, once it is known where they are.
@@ -289,14 +295,17 @@ class LatentField:
                 of_groups = self._hold_groups(moved, phi, here.blocks, there.blocks)
                 if not np.isfinite(of_groups):
                     return None
-        away = np.abs(self.derivatives.phi(moved) - phi)
+        return CenteredPoint(moved, of_dense, of_groups) if self.reads_same(moved, phi) else None
+
+    def reads_same(self, point: np.ndarray, phi: np.ndarray) -> bool:
+        """Whether rows read φ at a point, but for scalars that h determines."""
+        away = np.abs(self.derivatives.phi(point) - phi)
         away[self.scalars] = 0.0
         doubtful = np.flatnonzero(~(away <= HELD * np.abs(phi)))
-        if doubtful.size:
-            terms = self._terms_of(moved, there)
-            if not np.all(away[doubtful] <= HELD * terms[doubtful]):
-                return None
-        return CenteredPoint(moved, of_dense, of_groups)
+        if not doubtful.size:
+            return True
+        terms = self._terms_of(point, self._entries_at(point))
+        return bool(np.all(away[doubtful] <= HELD * terms[doubtful]))
 
     def _terms_of(self, point: np.ndarray, entries: MapEntries) -> np.ndarray:
         """Return the sum of the sizes of the terms of each entry of φ.

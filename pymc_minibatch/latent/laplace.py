@@ -115,7 +115,7 @@ class LaplaceSearch:
         try:
             for surrogate in (first, last):
                 climbed = self.proper(self.climb_field(surrogate))
-                values.append(climbed.log_marginal(climbed.center[hyper]))
+                values.append(climbed.log_marginal_of_center())
         except (NoFieldError, np.linalg.LinAlgError):
             return False
         finally:
@@ -127,15 +127,15 @@ class LaplaceSearch:
         self.climb, hyper = Climb(), self.field.hyper
         self.rows.widen(surrogate.center)
         surrogate = self.proper(self.climb_field(self.rows.expand(surrogate.center)))
-        value, longest = surrogate.log_marginal(surrogate.center[hyper]), LONGEST
+        value, longest = surrogate.log_marginal_of_center(), LONGEST
         for _ in range(TURNS):
             here = surrogate.center[hyper]
-            there = self.climb(surrogate.log_marginal, here, longest)
+            there = self._climbed(surrogate, longest)
             shift, moved = np.abs(there - here).max(initial=0.0), -math.inf
             with suppress(NoFieldError, np.linalg.LinAlgError):
                 climbed = self.rows.expand(surrogate.conditional(there).point)
                 climbed = self.proper(self.climb_field(climbed))
-                moved = climbed.log_marginal(there)
+                moved = climbed.log_marginal_of_center()
             if self.rows.budget.left < 0.0:
                 raise NoFieldError("The search has read as many rows as it may.")
             if moved > value:
@@ -196,11 +196,17 @@ class LaplaceSearch:
 
         If it is not the last one, it need not be climbed to the top.
         """
-        start, is_exact = surrogate.center[self.field.hyper], self.rows.exact is not None
-        if not start.size:
-            return start
+        is_exact = self.rows.exact is not None
+        if not self.field.hyper.size:
+            return surrogate.center[self.field.hyper]
         longest = LONGEST_EXACTLY if is_exact else LONGEST
-        return self.climb(surrogate.log_marginal, start, longest, is_last=is_last or is_exact)
+        return self._climbed(surrogate, longest, is_last=is_last or is_exact)
+
+    def _climbed(self, surrogate: Surrogate, longest: float, is_last: bool = False) -> np.ndarray:
+        coordinates = self.field.hyper_coordinates
+        start = coordinates.from_hyper(surrogate.center[self.field.hyper])
+        v = self.climb(surrogate.log_marginal_in, start, longest, is_last=is_last)
+        return coordinates.to_hyper(v)
 
     def covariance_cholesky(self, surrogate: Surrogate) -> np.ndarray:
         """Return the lower factor of the covariance of h where a surrogate is centered."""

@@ -22,29 +22,32 @@ def covariance_cholesky(
     surrogate: Surrogate, hyper: np.ndarray, widths: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the lower factor of the covariance of h about its mode."""
-    return np.linalg.cholesky(np.linalg.inv(curvature_of_marginal(surrogate, hyper, widths)))
+    coordinates = surrogate.field.hyper_coordinates
+    v = coordinates.from_hyper(hyper)
+    cholesky = np.linalg.cholesky(np.linalg.inv(curvature_of_marginal(surrogate, v, widths)))
+    return coordinates.cholesky_of_hyper(v, cholesky)
 
 
 def curvature_of_marginal(
-    surrogate: Surrogate, hyper: np.ndarray, widths: np.ndarray | None = None
+    surrogate: Surrogate, v: np.ndarray, widths: np.ndarray | None = None
 ) -> np.ndarray:
     """Return minus the Hessian of the log marginal, by differences over a standard deviation.
 
     Parameters
     ----------
-    surrogate, hyper
-        The marginal, and its mode.
+    surrogate, v
+        The marginal, and its mode in the coordinates of h.
     widths : ndarray, shape (H,)
-        About the standard deviation of each hyperparameter given the others, if it is known.
+        About the standard deviation of each coordinate given the others, if it is known.
 
     Raises
     ------
     LinAlgError
         If there is no density beside the mode.
     """
-    fall = _Fall(surrogate, hyper)
-    lengths, curvature = _by_itself(fall, hyper.size, widths)
-    if hyper.size > MOST_PAIRED:
+    fall = _Fall(surrogate, v)
+    lengths, curvature = _by_itself(fall, v.size, widths)
+    if v.size > MOST_PAIRED:
         return np.diag(curvature)
     return _with_correlations(np.diag(curvature), lengths, fall)
 
@@ -52,29 +55,30 @@ def curvature_of_marginal(
 def widths_of_marginal(
     surrogate: Surrogate, hyper: np.ndarray, widths: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return about the standard deviation of each hyperparameter given the others.
+    """Return about the standard deviation of each coordinate of h given the others.
 
     Raises
     ------
     LinAlgError
         As :func:`curvature_of_marginal` does.
     """
-    _, curvature = _by_itself(_Fall(surrogate, hyper), hyper.size, widths)
+    v = surrogate.field.hyper_coordinates.from_hyper(hyper)
+    _, curvature = _by_itself(_Fall(surrogate, v), v.size, widths)
     return 1.0 / np.sqrt(curvature)
 
 
 class _Fall:
     """By how much the log marginal falls from its mode."""
 
-    def __init__(self, surrogate: Surrogate, hyper: np.ndarray) -> None:
-        self.surrogate, self.hyper = surrogate, hyper
-        self.peak = surrogate.log_marginal(hyper)
+    def __init__(self, surrogate: Surrogate, v: np.ndarray) -> None:
+        self.surrogate, self.v = surrogate, v
+        self.peak = surrogate.log_marginal_in(v)
 
     def __call__(self, *steps: tuple[int, float]) -> float:
-        moved = self.hyper.copy()
+        moved = self.v.copy()
         for i, step in steps:
             moved[i] += step
-        return max(self.peak - self.surrogate.log_marginal(moved), -1e3)
+        return max(self.peak - self.surrogate.log_marginal_in(moved), -1e3)
 
 
 def _by_itself(fall: _Fall, size: int, widths: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

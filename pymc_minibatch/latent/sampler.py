@@ -114,9 +114,10 @@ class LatentSampler(ABC):
                 f"{self.field.latent.dense.size:,} coefficients and effects are outside of the "
                 "largest grouping factor, and are not normal given their scales."
             )
-        hyper, self.tails = reference.hyper, SkewTransform.none(reference.hyper)
-        if hyper.size <= MOST_AT_ONCE and not self.costly:
-            self.tails = find_tails(surrogate.log_marginal, hyper, reference.hyper_cholesky)
+        (mode, cholesky), base = reference.in_coordinates, self.field.hyper_coordinates
+        self.tails = SkewTransform.none(base, mode)
+        if mode.size <= MOST_AT_ONCE and not self.costly:
+            self.tails = find_tails(surrogate.log_marginal_in, mode, cholesky, base)
 
     @property
     @abstractmethod
@@ -202,7 +203,7 @@ class LatentSampler(ABC):
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
-        scale = HyperScale.of(self.reference.hyper, self.reference.hyper_cholesky)
+        scale = HyperScale.of(*self.reference.in_coordinates)
         tuners = {name: move.initial() for name, move in moves_of(self.plan).items()}
         return LatentState(scale, HyperFrequency.of(self.field.hyper.size), tuners, {})
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -75,6 +76,13 @@ class LatentReference:
     def is_exact(self) -> bool:
         """Whether the surrogate is the posterior itself."""
         return self.surrogate.expansion.is_exact
+
+    @cached_property
+    def in_coordinates(self) -> tuple[np.ndarray, np.ndarray]:
+        """The mode in the coordinates of h, shape (H,), and the factor of their covariance."""
+        coordinates = self.surrogate.field.hyper_coordinates
+        v = coordinates.from_hyper(self.hyper)
+        return v, coordinates.cholesky_from_hyper(v, self.hyper_cholesky)
 
     @property
     def log_volume(self) -> float:
@@ -262,5 +270,7 @@ class FewRows:
             if length < STILL and shift < STILL:
                 break
         hyper, widths = surrogate.center[few.field.hyper], laplace.climb.widths
-        widths = np.empty(0) if widths is None else widths
-        return LatentReference(surrogate, hyper, np.diag(widths), 0.0, 0.0, few.temperature)
+        coordinates = few.field.hyper_coordinates
+        own = np.diag(np.empty(0) if widths is None else widths)
+        cholesky = coordinates.cholesky_of_hyper(coordinates.from_hyper(hyper), own)
+        return LatentReference(surrogate, hyper, cholesky, 0.0, 0.0, few.temperature)

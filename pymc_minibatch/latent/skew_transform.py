@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_minibatch.latent.hyper_coordinates import HyperCoordinates
+
 __all__ = ["SkewTransform", "find_tails"]
 
 FALL = 3.0
@@ -40,52 +42,64 @@ class SkewTransform:
 
     Attributes
     ----------
+    base : HyperCoordinates
+        Coordinates v of h, of which these are coordinates.
     center : ndarray, shape (H,)
-        c.
+        c, of v.
     left, right : ndarray, shape (H,)
         b on both sides.
     """
 
+    base: HyperCoordinates
     center: np.ndarray
     left: np.ndarray
     right: np.ndarray
 
     @classmethod
-    def none(cls, center: np.ndarray) -> "SkewTransform":
-        """Return those with which w is h."""
-        return cls(center, np.zeros(center.size), np.zeros(center.size))
+    def none(cls, base: HyperCoordinates, center: np.ndarray) -> "SkewTransform":
+        """Return those with which w is v."""
+        return cls(base, center, np.zeros(center.size), np.zeros(center.size))
 
     def from_hyper(self, hyper: np.ndarray) -> np.ndarray:
         """Return w."""
-        away = hyper - self.center
+        away = self.base.from_hyper(hyper) - self.center
         return self.center + 2.0 * away / (1.0 + np.sqrt(1.0 + 2.0 * self._skewness(away)))
 
     def to_hyper(self, w: np.ndarray) -> np.ndarray:
         """Return h."""
+        return self.base.to_hyper(self._v(w))
+
+    def _v(self, w: np.ndarray) -> np.ndarray:
         away = w - self.center
-        return self.center + away * (1.0 + 0.5 * self._skewness(away))
+        return np.asarray(self.center + away * (1.0 + 0.5 * self._skewness(away)))
 
     def log_slope(self, w: np.ndarray) -> float:
         """Return log |∂h/∂w|."""
-        return float(np.log1p(self._skewness(w - self.center)).sum())
+        of_skewness = float(np.log1p(self._skewness(w - self.center)).sum())
+        return of_skewness + self.base.log_slope(self._v(w))
 
     def _skewness(self, away: np.ndarray) -> np.ndarray:
         return np.where(away < 0.0, self.left, self.right) * np.abs(away)
 
 
 def find_tails(
-    log_density: Callable[[np.ndarray], float], mode: np.ndarray, cholesky: np.ndarray
+    log_density: Callable[[np.ndarray], float],
+    mode: np.ndarray,
+    cholesky: np.ndarray,
+    base: HyperCoordinates,
 ) -> SkewTransform:
     """Measure tails along each axis through the mode.
 
     Parameters
     ----------
     log_density
-        Of h.
+        Of v.
     mode
         c.
     cholesky : ndarray, shape (H, H)
-        Lower factor of the covariance of h about it.
+        Lower factor of the covariance of v about it.
+    base
+        Coordinates v.
     """
     precision = np.linalg.inv(cholesky @ cholesky.T)
     gaussian = math.sqrt(2.0 * FALL) / np.sqrt(np.diagonal(precision))
@@ -100,7 +114,7 @@ def find_tails(
         lengths = [_reach(rise, sign * float(own)) for sign in (-1.0, 1.0)]
         if np.isfinite(lengths).all():
             bends[:, i] = 2.0 * (np.abs(lengths) - own) / own**2
-    return SkewTransform(mode, *bends)
+    return SkewTransform(base, mode, *bends)
 
 
 def _reach(rise: Callable[[float], float], start: float) -> float:

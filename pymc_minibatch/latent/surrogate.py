@@ -434,6 +434,16 @@ class Surrogate:
         self.field.latent.put(product, *matrix.product(*self.field.latent.split(vector)))
         return product
 
+    def log_marginal_in(self, v: np.ndarray) -> float:
+        """Return the log marginal density of coordinates v of h."""
+        coordinates = self.field.hyper_coordinates
+        return self.log_marginal(coordinates.to_hyper(v)) + coordinates.log_slope(v)
+
+    def log_marginal_of_center(self) -> float:
+        """Return that of the coordinates of the center."""
+        hyper = self.center[self.field.hyper]
+        return self.log_marginal_in(self.field.hyper_coordinates.from_hyper(hyper))
+
     def log_marginal(self, hyper: np.ndarray) -> float:
         """Return the log density of hyperparameters, the field integrated out by Laplace.
 

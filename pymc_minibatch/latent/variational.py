@@ -142,7 +142,9 @@ class VariationalSearch:
         LinAlgError
             If averages lead nowhere from there.
         """
-        covariance = cholesky @ cholesky.T
+        coordinates, hyper = self.field.hyper_coordinates, near.center[self.field.hyper]
+        own = coordinates.cholesky_from_hyper(coordinates.from_hyper(hyper), cholesky)
+        covariance = own @ own.T
         self.laplace.climb.curvature = np.linalg.inv(covariance)
         sd = np.sqrt(np.diagonal(covariance))
         known, there = near.expansion, self.rows.expand(near.center)
@@ -150,7 +152,8 @@ class VariationalSearch:
         if known.dense_shift is not None:
             start = _with_dense_shift(start, known.dense_shift)
         present = self._turns(self.laplace.proper(start), sd, concave=False)
-        moved = np.abs(present.center - near.center)[self.field.hyper]
+        v = [coordinates.from_hyper(p.center[self.field.hyper]) for p in (present, near)]
+        moved = np.abs(v[0] - v[1])
         if np.any(moved > STILL * sd):
             cholesky = self.laplace.covariance_cholesky(present)
         corrected, away = self.mean.with_higher_orders(self._at_averages(present))
@@ -199,7 +202,7 @@ class VariationalSearch:
         skewness grows without end as effects fit them, have modes about which it falls by tens.
         """
         given = mode.conditional(mode.center[self.field.hyper])
-        highest = log_density(mode) - given.log_determinant
+        highest = log_density(mode) - given.log_determinant + log_slope(mode)
         size = self.field.latent.dense.size + self.field.latent.groups.size
         return self._bound(mode) < highest - (0.5 + NARROW) * size
 
@@ -236,7 +239,7 @@ class VariationalSearch:
         return self._at_averages(present), self.laplace.covariance_cholesky(present)
 
     def _widths(self, surrogate: Surrogate) -> np.ndarray:
-        """Return the standard deviations of h, by which it is climbed from now on."""
+        """Return those of the coordinates of h, by which these are climbed from now on."""
         climb = self.laplace.climb
         sd = widths_of_marginal(surrogate, surrogate.center[self.field.hyper], climb.widths)
         climb.correct(sd)
@@ -276,7 +279,9 @@ class VariationalSearch:
         LinAlgError
             If the field is not Gaussian.
         """
-        present, passed = surrogate, [surrogate.center[self.field.hyper]]
+        coordinates = self.field.hyper_coordinates
+        present = surrogate
+        passed = [coordinates.from_hyper(surrogate.center[self.field.hyper])]
         last, bound = surrogate, -np.inf
         for turn in range(1, (CONCAVE_TURNS if concave else AVERAGED_TURNS) + 1):
             start, (present, reached) = present, self._average(present, concave)
@@ -297,12 +302,13 @@ class VariationalSearch:
                 hyper, given = self._climbed(present)
             moved = distance_of_dense(given, present.center)
             present = _recentered(present, given.point)
-            passed.append(hyper)
+            passed.append(coordinates.from_hyper(hyper))
             if moved < STILL and np.all(np.abs(passed[-1] - passed[-2]) < STILL * sd):
                 break
             if turn % EACH == 0 and hyper.size:
                 passed.append(_limit(*passed[-3:]))
-                present = _recentered(present, present.conditional(passed[-1]).point)
+                hyper = coordinates.to_hyper(passed[-1])
+                present = _recentered(present, present.conditional(hyper).point)
         return present
 
     def _climbed(self, present: Surrogate) -> tuple[np.ndarray, Conditional]:
@@ -349,6 +355,7 @@ class VariationalSearch:
         given = surrogate.conditional(surrogate.center[self.field.hyper])
         prior = sum(self.field.derivatives.smooth_prior(each.center) for each in both)
         bound = (one.value + other.value + prior) / 2 - given.log_determinant
+        bound += log_slope(surrogate)
         found = _recentered(about, surrogate.center), float(bound)
         self._known = surrogate, concave, found
         return found
@@ -359,9 +366,15 @@ def _is_worse(surrogate: Surrogate, mode: Surrogate) -> bool:
 
     def marginal(about: Surrogate) -> float:
         given = about.conditional(about.center[about.field.hyper])
-        return log_density(about) - given.log_determinant
+        return log_density(about) - given.log_determinant + log_slope(about)
 
     return not marginal(surrogate) > marginal(mode) - tolerated_error(mode)
+
+
+def log_slope(surrogate: Surrogate) -> float:
+    """Return that of the coordinates of h where a surrogate is centered."""
+    coordinates = surrogate.field.hyper_coordinates
+    return coordinates.log_slope(coordinates.from_hyper(surrogate.center[surrogate.field.hyper]))
 
 
 def _recentered(surrogate: Surrogate, point: np.ndarray) -> Surrogate:

@@ -21,6 +21,7 @@ from pymc_minibatch.latent.batched import multiply_blocks
 from pymc_minibatch.latent.conditional import Conditional
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.moves.by_surrogate import BySurrogate, Step, log_density_of
+from pymc_minibatch.latent.moves.centered_trajectory import CenteredTrajectory
 from pymc_minibatch.latent.moves.collapsed import Collapsed, followed
 from pymc_minibatch.latent.moves.decisions import (
     Candidate,
@@ -108,6 +109,8 @@ class ProposalDensities:
         """Return that of a move of h or of coefficients with what rows read held."""
         here, there = move.points
         shifted = self.moves.by_name[move.name]
+        if isinstance(shifted, CenteredTrajectory):
+            return self._trajectory(move, here, there)
         if isinstance(shifted, Shifted):
             moved = (there != here)[shifted.shift.variables]
             return log_kernel_of(self.field, shifted.shift, (here, there), moved)
@@ -293,17 +296,15 @@ class ProposalDensities:
         return self.moves.model.tails.from_hyper(point[self.field.hyper])
 
     def _slope_of_tails(self, point: np.ndarray) -> float:
-        """Return log |∂w/∂h|, one axis after the other."""
-        hyper, total = point[self.field.hyper], 0.0
+        """Return log |∂w/∂h|, by differences along each axis."""
+        hyper, from_hyper = point[self.field.hyper], self.moves.model.tails.from_hyper
+        jacobian = np.empty((hyper.size, hyper.size))
         for i in range(hyper.size):
-            step = STEP * (1.0 + abs(hyper[i]))
-            ends = []
-            for sign in (-1.0, 1.0):
-                moved = hyper.copy()
-                moved[i] += sign * step
-                ends.append(self.moves.model.tails.from_hyper(moved)[i])
-            total += math.log((ends[1] - ends[0]) / (2.0 * step))
-        return total
+            step = np.zeros(hyper.size)
+            step[i] = STEP * (1.0 + abs(hyper[i]))
+            ends = from_hyper(hyper + step) - from_hyper(hyper - step)
+            jacobian[:, i] = ends / (2.0 * step[i])
+        return float(np.linalg.slogdet(jacobian)[1])
 
     def _centered(self, point: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Return a point with the h of another one, at which rows read the same."""

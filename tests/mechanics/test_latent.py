@@ -33,6 +33,7 @@ from pymc_minibatch.latent.expansion import expand, semidefinite
 from pymc_minibatch.latent.factors import find_factors
 from pymc_minibatch.latent.field import LatentField
 from pymc_minibatch.latent.grouping import GroupEffects
+from pymc_minibatch.latent.hyper_coordinates import HyperCoordinates
 from pymc_minibatch.latent.laplace import KnownModeError, LaplaceSearch
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.latent.locate import locate
@@ -448,6 +449,12 @@ def accepted_share(places: np.ndarray, log_density: np.ndarray) -> float:
     return float(np.minimum(both, both.T).sum())
 
 
+def as_they_are(size: int) -> HyperCoordinates:
+    """Coordinates that are the hyperparameters themselves."""
+    none = np.zeros(0, dtype=np.int64)
+    return HyperCoordinates(size, none, none)
+
+
 def test_tails_that_fall_exponentially_become_more_gaussian() -> None:
     """One is that of the log of a scale that may be zero, one Gaussian."""
     mode = np.array([0.3, -1.0])
@@ -456,7 +463,7 @@ def test_tails_that_fall_exponentially_become_more_gaussian() -> None:
         u = (hyper - mode) * [1.0, 2.0]
         return float(u[0] - 0.5 * np.exp(2 * u[0]) - 0.5 * u[1] ** 2)
 
-    tails = find_tails(log_density, mode, np.diag([math.sqrt(0.5), 0.5]))
+    tails = find_tails(log_density, mode, np.diag([math.sqrt(0.5), 0.5]), as_they_are(2))
     assert tails.left[0] > 0.5
     assert max(tails.left[1], *tails.right) < 0.01
     places = np.linspace(-20.0, 3.0, 1500)
@@ -469,21 +476,23 @@ def test_tails_that_fall_exponentially_become_more_gaussian() -> None:
 
 def test_coordinates_of_hyperparameters_and_their_jacobian() -> None:
     rng = np.random.default_rng(37)
-    tails = SkewTransform(rng.normal(size=3), rng.exponential(size=3), rng.exponential(size=3))
+    bends = rng.exponential(size=(2, 3))
+    tails = SkewTransform(as_they_are(3), rng.normal(size=3), *bends)
     for w in tails.center + 3.0 * rng.normal(size=(20, 3)):
         np.testing.assert_allclose(tails.from_hyper(tails.to_hyper(w)), w, rtol=1e-12)
         slopes = (tails.to_hyper(w + 1e-6) - tails.to_hyper(w - 1e-6)) / 2e-6
         assert tails.log_slope(w) == pytest.approx(np.log(slopes).sum(), abs=1e-5)
-    none = SkewTransform.none(tails.center)
+    none = SkewTransform.none(as_they_are(3), tails.center)
     np.testing.assert_allclose(none.to_hyper(tails.center + 1.5), tails.center + 1.5)
 
 
 def test_a_tail_that_does_not_end_is_measured_up_to_a_limit() -> None:
-    tails = find_tails(lambda h: float(-np.maximum(h[0], 0.0)), np.zeros(1), np.eye(1))
+    about = np.zeros(1), np.eye(1), as_they_are(1)
+    tails = find_tails(lambda h: float(-np.maximum(h[0], 0.0)), *about)
     assert np.isfinite(tails.left).all()
     assert tails.right[0] == pytest.approx(2 * (3.0 - math.sqrt(6.0)) / 6.0, rel=0.05)
-    improper = find_tails(lambda h: -np.inf if h[0] else 0.0, np.zeros(1), np.eye(1))
-    elsewhere = find_tails(lambda h: -0.5 * float(h[0] + 20) ** 2, np.zeros(1), np.eye(1))
+    improper = find_tails(lambda h: -np.inf if h[0] else 0.0, *about)
+    elsewhere = find_tails(lambda h: -0.5 * float(h[0] + 20) ** 2, *about)
     for found in (improper, elsewhere):
         np.testing.assert_array_equal([*found.left, *found.right], 0.0)
 

@@ -56,7 +56,7 @@ def surrogate_of(model: pm.Model) -> Surrogate:
 def costly(sampler: LatentSampler) -> LatentSampler:
     """As if factoring were costly."""
     sampler.work, sampler.collapsed = 1e12, collapsed_pairs(sampler.reference.surrogate)
-    sampler.tails = SkewTransform.none(sampler.reference.hyper)
+    sampler.tails = SkewTransform.none(sampler.field.hyper_coordinates, sampler.reference.hyper)
     assert sampler.collapsed
     return sampler
 

@@ -19,7 +19,7 @@ Sanz-Serna and Stuart (2011), Hybrid Monte Carlo on Hilbert spaces.
 
 import math
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,7 +36,16 @@ from pymc_minibatch.latent.moves.protocol import (
 )
 from pymc_minibatch.latent.moves.state import ChainState
 
-__all__ = ["MANY_HYPER", "Angle", "Path", "Start", "Trajectory", "TrajectoryOfField", "plan"]
+__all__ = [
+    "MANY_HYPER",
+    "Angle",
+    "Frame",
+    "Path",
+    "Start",
+    "Trajectory",
+    "TrajectoryOfField",
+    "plan",
+]
 
 QUARTER_TURN = math.pi / 2
 JITTER = 0.4
@@ -87,6 +96,23 @@ class Angle(NamedTuple):
         self.log_angle[0] = min(max(self.log_angle[0] + change, bounds[0]), bounds[1])
 
 
+class Frame(Protocol):
+    """The map of y to points."""
+
+    @property
+    def size(self) -> int:
+        """How many coordinates there are."""
+
+    def point(self, y: np.ndarray) -> np.ndarray:
+        """Return the point with these coordinates."""
+
+    def coordinates(self, point: np.ndarray) -> np.ndarray:
+        """Undo :meth:`point`."""
+
+    def slope(self, slope: np.ndarray) -> np.ndarray:
+        """Return the gradient by y, given that by points."""
+
+
 class Start(NamedTuple):
     """Where a trajectory begins, or ends.
 
@@ -96,13 +122,13 @@ class Start(NamedTuple):
         In the coordinates of the field.
     momentum : ndarray
         p.
-    frame : JointFrame
+    frame : Frame
         The coordinates y.
     """
 
     point: np.ndarray
     momentum: np.ndarray
-    frame: JointFrame
+    frame: Frame
 
     @property
     def energy(self) -> float:
@@ -147,13 +173,14 @@ class Path(NamedTuple):
 class Trajectory(Move):
     """Moves of hyperparameters and effects at once."""
 
-    name, words, counts_as = "trajectory", "all variables, along a trajectory", "dense"
+    name, words = "trajectory", "all variables, along a trajectory"
+    counts_as: str | None = "dense"
 
     def __init__(self, model: EffectsModel) -> None:
         self.model = model
         self.remembered: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def frame(self, state: ChainState) -> JointFrame | None:
+    def frame(self, state: ChainState, setting: Setting) -> Frame | None:
         """Return the coordinates y, None if there are none."""
         return self._fixed_frame
 
@@ -174,7 +201,7 @@ class Trajectory(Move):
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> Proposal | None:
         """Draw a momentum and follow it."""
-        frame = self.frame(state)
+        frame = self.frame(state, setting)
         if frame is None:
             return None
         length = QUARTER_TURN * (1.0 - JITTER * rng.random())
@@ -195,19 +222,30 @@ class Trajectory(Move):
         self, start: Start, steps: tuple[float, int], decisions: Decisions
     ) -> Path | None:
         (point, p, frame), (angle, n_steps) = start, steps
-        cos, sin, y = math.cos(angle), math.sin(angle), frame.coordinates(point)
+        y = frame.coordinates(point)
         known = self._known_slope(point)
         first = slope = self.slope_at(point, decisions) if known is None else known
         for _ in range(n_steps):
-            p = p + angle / 2 * (frame.slope(slope) + y)
-            y, p = cos * y + sin * p, cos * p - sin * y
+            p = p + angle / 2 * self.force(frame, slope, y)
+            y, p = self.drift(y, p, angle)
             point = frame.point(y)
             slope = self.slope_at(point, decisions)
             if not np.isfinite(slope).all():
                 return None
-            p = p + angle / 2 * (frame.slope(slope) + y)
+            p = p + angle / 2 * self.force(frame, slope, y)
         self.remembered = [(start.point, first), (point, slope)]
         return Path(start, Start(point, p, frame), steps, n_steps + (known is None))
+
+    @staticmethod
+    def force(frame: Frame, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return −∇V, given the gradient by points."""
+        return frame.slope(slope) + y
+
+    @staticmethod
+    def drift(y: np.ndarray, p: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return y and p after a rotation."""
+        cos, sin = math.cos(angle), math.sin(angle)
+        return cos * y + sin * p, cos * p - sin * y
 
     def _known_slope(self, point: np.ndarray) -> np.ndarray | None:
         """Return the slope at either end of the last trajectory, from memory."""
@@ -239,7 +277,7 @@ class TrajectoryOfField(Trajectory):
 
     name, words = "trajectory of the field", "all effects, along a trajectory"
 
-    def frame(self, state: ChainState) -> JointFrame | None:
+    def frame(self, state: ChainState, setting: Setting) -> JointFrame | None:
         """Return the coordinates η that h gives the field, None if it is no Gaussian there."""
         given = state.conditional
         return JointFrame.of_field(given) if given.is_proper else None
