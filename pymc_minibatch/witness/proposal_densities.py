@@ -14,6 +14,7 @@ Green (1995), Reversible jump Markov chain Monte Carlo computation and Bayesian 
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 
@@ -45,9 +46,10 @@ from pymc_minibatch.witness.determinants import (
 
 __all__ = ["ProposalDensities"]
 
-STEP = 1e-7
-"""Of central differences along a hyperparameter, in units of 1 + |h|. Beside the center of the
-tails, where their slope has a kink, they err by about as much; by rounding, 100 times less."""
+STEP, LEAST_STEP = 1e-6, 1e-8
+"""Of central differences along a hyperparameter, in its standard deviations, and at least in |h|.
+Beside the center of the tails, where their slope has a kink, differences err by about as much; by
+rounding, by 10⁻⁸ at most."""
 
 RETRACED = 1e-5
 """Of the largest coordinate: how far the way back may end from where a trajectory began. Rounding
@@ -298,13 +300,18 @@ class ProposalDensities:
     def _slope_of_tails(self, point: np.ndarray) -> float:
         """Return log |∂w/∂h|, by differences along each axis."""
         hyper, from_hyper = point[self.field.hyper], self.moves.model.tails.from_hyper
-        jacobian = np.empty((hyper.size, hyper.size))
+        jacobian, sds = np.empty((hyper.size, hyper.size)), self._sds
         for i in range(hyper.size):
             step = np.zeros(hyper.size)
-            step[i] = STEP * (1.0 + abs(hyper[i]))
+            step[i] = max(STEP * sds[i], LEAST_STEP * abs(hyper[i]))
             ends = from_hyper(hyper + step) - from_hyper(hyper - step)
             jacobian[:, i] = ends / (2.0 * step[i])
         return float(np.linalg.slogdet(jacobian)[1])
+
+    @cached_property
+    def _sds(self) -> np.ndarray:
+        """Standard deviations of h, about."""
+        return np.asarray(np.linalg.norm(self.moves.model.hyper_cholesky, axis=1))
 
     def _centered(self, point: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Return a point with the h of another one, at which rows read the same."""
