@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 import pymc_minibatch as pmb
-from pymc_minibatch.latent.moves.tuners import HyperFrequency
+from pymc_minibatch.latent.moves.tuners import HyperFrequency, StepSizes, shares_by_rate
 
 
 def successive(rng: np.random.Generator, n: int, *correlations: float) -> np.ndarray:
@@ -116,3 +116,20 @@ def log_sd_by_quadrature(y: np.ndarray) -> tuple[float, float]:
     weights /= weights.sum()
     mean = float(weights @ log_sd)
     return mean, float(np.sqrt(weights @ (log_sd - mean) ** 2))
+
+
+def test_a_kind_of_moves_that_gains_little_is_made_seldom() -> None:
+    """By the squared jumps that tuning has credited to its best length, at their cost."""
+    rng, one, other = np.random.default_rng(5), StepSizes.untuned(), StepSizes.untuned()
+    rates = {"one": one.rate, "other": other.rate}
+    assert shares_by_rate(rates) == {"one": 1.0, "other": 1.0}  # nothing is known yet
+    for _ in range(50):
+        one.record(rng, jump=1.0, cost=10.0)
+        other.record(rng, jump=0.2, cost=10.0)
+    assert shares_by_rate({"one": one.rate, "other": other.rate}) == {"one": 1.0, "other": 0.25}
+    for _ in range(200):
+        other.record(rng, jump=0.5, cost=10.0)
+    assert shares_by_rate({"one": one.rate, "other": other.rate}) == {"one": 1.0, "other": 1.0}
+    frequency = HyperFrequency.of(1)
+    made = [frequency.times(rng, planned=2, share=0.25) for _ in range(2000)]
+    assert np.mean(made) == pytest.approx(0.5, abs=0.08)

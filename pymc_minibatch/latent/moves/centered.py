@@ -32,7 +32,7 @@ LEAST_MOVES = 5
 """Directions in a scan, or half of the hyperparameters if these are more."""
 
 IN_A_ROW = 3
-"""How often along each direction, in a scan where other moves of h are rare."""
+"""How often along each direction, in a scan where other moves of h are rare, or read all rows."""
 
 FIRST_ALONG_COLUMNS = math.log(0.5)
 """Log length at which walks along columns begin, in standard deviations."""
@@ -114,8 +114,9 @@ class Centered(Move):
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: often where other moves of h are rare."""
+    """Return how it enters a scan: often where other moves of h are rare or cost far more."""
     if model.fixed_factor:
         return [Planned(Centered(model), in_a_row=IN_A_ROW)]
     n_moves = 0 if model.costly else max(LEAST_MOVES, model.field.hyper.size // 2)
-    return [Planned(Centered(model), at_most=n_moves)]
+    times = IN_A_ROW if model.has_slopes else 1
+    return [Planned(Centered(model), at_most=n_moves, in_a_row=times)]

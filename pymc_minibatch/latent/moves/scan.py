@@ -39,7 +39,7 @@ from pymc_minibatch.latent.moves.protocol import (
     Setting,
 )
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.moves.tuners import HyperFrequency, HyperScale
+from pymc_minibatch.latent.moves.tuners import HyperFrequency, HyperScale, StepSizes, shares_by_rate
 
 __all__ = ["PLANS", "LatentMoves", "Run", "Tuning", "moves_of", "plan_scan", "step"]
 
@@ -304,11 +304,13 @@ class LatentMoves:
         self, rng: np.random.Generator, point: np.ndarray, tuning: Tuning, counts: MoveCounts
     ) -> None:
         """Move a point in place by one scan."""
-        state, run = self.start(rng, point), self.run(tuning, counts)
+        state, run, shares = self.start(rng, point), self.run(tuning, counts), self.shares(tuning)
         for move, share, at_most, in_a_row, may_be_rarer in self.plan:
             if share < 1.0 and rng.random() >= share:
                 continue
-            if may_be_rarer and not (in_a_row := tuning.frequency.times(rng, in_a_row)):
+            if may_be_rarer:
+                in_a_row = tuning.frequency.times(rng, in_a_row, shares.get(move.name, 1.0))
+            if not in_a_row:
                 continue
             for target in move.targets(rng, tuning.tuners[move.name])[:at_most]:
                 state = move.begin(state, target, run.setting)
@@ -317,6 +319,16 @@ class LatentMoves:
                         state = step(rng, move, state, target, run)
                 state = move.finish(rng, state, target, counts)
         point[:], self.last = state.point, state
+
+    def shares(self, tuning: Tuning) -> dict[str, float]:
+        """Return what is made of the planned moves that may be rarer, by what they have gained."""
+        tuners = {
+            planned.move.name: tuning.tuners[planned.move.name]
+            for planned in self.plan
+            if planned.may_be_rarer
+        }
+        rates = {name: t.rate for name, t in tuners.items() if isinstance(t, StepSizes)}
+        return shares_by_rate(rates)
 
     def run(self, tuning: Tuning, counts: MoveCounts) -> Run:
         """Return what steps of a scan are made with."""

@@ -4,11 +4,20 @@ Each tuner is a named tuple of arrays that tuning changes in place; a move has i
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["PCN_ANGLES", "SHORTER", "HyperFrequency", "HyperScale", "StepSizes", "Walks"]
+__all__ = [
+    "PCN_ANGLES",
+    "SHORTER",
+    "HyperFrequency",
+    "HyperScale",
+    "StepSizes",
+    "Walks",
+    "shares_by_rate",
+]
 
 PCN_ANGLES = 0.6 * math.pi * 2.0 ** (-0.5 * np.arange(12))
 """Lengths of moves that are tried. A right angle is an independent draw; the longest goes a little
@@ -40,6 +49,10 @@ which it moves twice as often. Two scans of correlation 0.4 each make draws that
 HARDLY_LATER, MUCH_LATER, LATER_LAGS = 0.1, 0.15, range(2, 10)
 """The same, on average over these lags: a part of the variance that moves slowly hardly shows at
 once."""
+
+HARDLY_PAYS, SHARE_OF_WORSE = 0.25, 0.25
+"""If a kind of moves of all hyperparameters has so small a share of the squared jumps that another
+kind has at the same cost, so large a share of its moves is made."""
 
 SELDOM = 0.125
 """The smallest share of the planned moves of h that are made."""
@@ -99,6 +112,12 @@ class StepSizes(NamedTuple):
             self.current[0] = untried[0]
         else:
             self.take_best()
+
+    @property
+    def rate(self) -> float:
+        """Squared jumps for their cost, with the best setting; NaN before the first move."""
+        tried = self.costs > 0
+        return float(np.max(self.gains[tried] / self.costs[tried])) if tried.any() else math.nan
 
     def take_best(self) -> None:
         """Take the setting with the largest jumps for their cost."""
@@ -177,6 +196,14 @@ class HyperScale(NamedTuple):
         seen[0], seen[1], seen[2:] = 0.0, 2 * seen[1], 0.0
 
 
+def shares_by_rate(rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the share of the planned moves of each kind, given its squared jumps at a cost."""
+    best = max(rates.values(), default=math.nan)
+    return {
+        kind: SHARE_OF_WORSE if rate < HARDLY_PAYS * best else 1.0 for kind, rate in rates.items()
+    }
+
+
 class HyperFrequency(NamedTuple):
     """How many of the planned moves of all hyperparameters are made.
 
@@ -229,9 +256,9 @@ class HyperFrequency(NamedTuple):
         following, later = by_lag[0], np.mean(by_lag[1:], axis=0)
         return float(following.max(initial=0.0)), float(later.max(initial=0.0))
 
-    def times(self, rng: np.random.Generator, planned: int) -> int:
-        """Return how often a move is made of which so many are planned."""
-        wanted = self.share[0] * planned
+    def times(self, rng: np.random.Generator, planned: int, share: float = 1.0) -> int:
+        """Return how often a move is made of which so many are planned, or a share of them."""
+        wanted = self.share[0] * share * planned
         if wanted == planned:
             return planned
         return int(wanted) + int(rng.random() < wanted % 1.0)
