@@ -67,6 +67,18 @@ def shrunken() -> pm.Model:
     return model
 
 
+def correlated() -> pm.Model:
+    """Effects of three columns, with a covariance and means that rows do not read themselves."""
+    data = rows()
+    x = np.column_stack([np.ones(N), 50.0 + 9.0 * data.x[:, 0], data.x[:, 1]])
+    with pm.Model() as model:
+        own = pm.HalfNormal.dist(np.array([1.0, 0.1, 1.0]), shape=3)
+        chol, *_ = pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=own)
+        u = pm.MvNormal("u", pm.Normal("mu", 0, [1.0, 0.1, 1.0]), chol=chol, shape=(G, 3))
+        pm.Bernoulli("y", logit_p=(u[data.g] * x).sum(axis=1), observed=data.event.astype(int))
+    return model
+
+
 def costly(make: Callable[[], Any]) -> Any:
     """A step that takes factoring for costly."""
     kept = costs.COSTLY
@@ -91,6 +103,7 @@ STEPS: dict[str, Callable[[], Any]] = {
     ),
     "sums": lambda: pmb.MinibatchMH(model=grouped()),
     "all rows": lambda: pmb.MinibatchMH(model=grouped("event", "not centred")),
+    "covariance": lambda: pmb.MinibatchMH(model=correlated()),
     "own scales": lambda: pmb.MinibatchMH(model=shrunken()),
     "heavy effects": lambda: pmb.MinibatchMH(model=grouped("heavy", "heavy")),
     "batches": lambda: pmb.MinibatchMH(acceptance="penalty", model=grouped("heavy")),

@@ -202,6 +202,7 @@ def absolute(matrices: np.ndarray) -> np.ndarray:
 
     Two by two matrices have them in closed form: |S| is the root of S², which by Cayley and
     Hamilton is ``(tr S) S − (det S) I``. Of larger ones, LAPACK takes those that are not definite.
+    Matrices that are not finite stay so.
     """
     k = matrices.shape[1]
     if k == 1:
@@ -209,7 +210,8 @@ def absolute(matrices: np.ndarray) -> np.ndarray:
     if k == 2:
         return _absolute_pairs(matrices)
     found = np.where((_trace(matrices) < 0.0)[:, None, None], -matrices, matrices)
-    (others,) = np.nonzero(~_are_definite(found))
+    are_finite = np.isfinite(found).all(axis=(1, 2))  # LAPACK does not return from others
+    (others,) = np.nonzero(are_finite & ~_are_definite(found))
     if others.size:
         values, vectors = np.linalg.eigh(matrices[others])
         found[others] = (vectors * np.abs(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2)

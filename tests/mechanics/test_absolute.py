@@ -39,3 +39,10 @@ def test_concave_rows_stay_bit_by_bit():
 def test_a_row_without_some_predictor_has_zeros():
     matrices = np.array([[[-2.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 3.0]], np.zeros((3, 3))])
     np.testing.assert_allclose(absolute(matrices), np.abs(matrices), atol=1e-15)
+
+
+def test_matrices_that_are_not_finite_stay_so() -> None:
+    matrices = np.array([-np.eye(3), np.full((3, 3), np.inf), np.diag([1.0, -2.0, 0.5])])
+    found = absolute(matrices)
+    np.testing.assert_allclose(found[[0, 2]], [np.eye(3), np.diag([1.0, 2.0, 0.5])], atol=1e-12)
+    assert not np.isfinite(found[1]).any()

@@ -26,7 +26,7 @@ class Parabola:
     def __init__(self, mode: np.ndarray, bent: float = 0.0) -> None:
         self.mode, self.bent, self.calls = mode, bent, 0
 
-    def log_marginal(self, x: np.ndarray) -> float:
+    def log_marginal_in(self, x: np.ndarray) -> float:
         self.calls += 1
         away = x - self.mode
         return 1e5 - 0.5 * float(away @ PRECISION @ away) - self.bent * float(np.sum(away**4))
@@ -35,12 +35,12 @@ class Parabola:
 def test_a_second_climb_needs_one_slope() -> None:
     climb, mode = Climb(), np.array([0.3, -0.2, 0.5])
     first = Parabola(mode, bent=0.1)
-    found = climb(first.log_marginal, np.zeros(3), 1.0, is_last=True)
+    found = climb(first.log_marginal_in, np.zeros(3), 1.0, is_last=True)
     sd = np.sqrt(np.diagonal(np.linalg.inv(PRECISION)))
     assert np.all(np.abs(found - mode) < 0.05 * sd)
     assert first.calls < 80
     second = Parabola(mode + 0.02 * sd, bent=0.1)
-    again = climb(second.log_marginal, found, 1.0)
+    again = climb(second.log_marginal_in, found, 1.0)
     assert np.all(np.abs(again - second.mode) < 0.05 * sd)
     assert second.calls == 4
 
@@ -48,7 +48,7 @@ def test_a_second_climb_needs_one_slope() -> None:
 def test_a_climb_stays_in_its_box() -> None:
     """On a face of it the others go to where they are most probable there."""
     density = Parabola(np.array([0.0, 5.0, 0.0]))
-    found = Climb()(density.log_marginal, np.zeros(3), 1.0, is_last=True)
+    found = Climb()(density.log_marginal_in, np.zeros(3), 1.0, is_last=True)
     others = [0, 2]
     pull = -PRECISION[np.ix_(others, [1])][:, 0] * (1.0 - 5.0)
     expected = np.clip(np.linalg.solve(PRECISION[np.ix_(others, others)], pull), -1.0, 1.0)

@@ -1000,7 +1000,7 @@ def test_hundreds_of_scales_are_a_field_whose_correlations_are_left_to_tuning() 
     class Counted:
         calls = 0
 
-        def log_marginal(self, hyper: np.ndarray) -> float:
+        def log_marginal_in(self, hyper: np.ndarray) -> float:
             self.calls += 1
             return -0.5 * float(hyper @ hyper)
 

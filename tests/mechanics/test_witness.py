@@ -17,6 +17,7 @@ from pymc_minibatch.latent import batch_decisions, exact, gathering, linear, sur
 from pymc_minibatch.latent import firefly as latent_firefly
 from pymc_minibatch.latent.derivatives import Derivatives
 from pymc_minibatch.latent.field import CenteredPoint
+from pymc_minibatch.latent.hyper_coordinates import HyperCoordinates
 from pymc_minibatch.latent.level_steps import LevelSteps
 from pymc_minibatch.latent.moves import (
     by_surrogate,
@@ -517,6 +518,16 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
     ("prior off by 10 %", "batches", scaled_prior),
     ("prior off by 10 %", "costly", scaled_prior),
     ("scalars left out", "sums", replaced(scan, "_of_scalars", lambda f: constant(0.0))),
+    (
+        "momenta left out",
+        "covariance",
+        lambda _, patch: patch.setattr(trajectory.Path, "log_kernel", property(momenta_of)),
+    ),
+    (
+        "slope of coordinates left out",
+        "covariance",
+        replaced(HyperCoordinates, "log_slope", lambda f: constant(0.0)),
+    ),
     # coefficients, levels the other way
     ("levels off by 10 %", "all rows", replaced(Shift, "direction", lambda f: scaled(f, 1.1))),
     (

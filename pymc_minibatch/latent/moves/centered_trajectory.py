@@ -85,14 +85,15 @@ class CenteredTrajectory(Trajectory):
     def __init__(self, model: EffectsModel) -> None:
         super().__init__(model)
         self.positions = unread(model)
-        self.last: tuple[np.ndarray, np.ndarray] | None = None
+        self.last: tuple[np.ndarray, np.ndarray | None] | None = None
 
-    def frame(self, state: ChainState, setting: Setting) -> PriorFrame:
-        """Return the coordinates y."""
+    def frame(self, state: ChainState, setting: Setting) -> PriorFrame | None:
+        """Return the coordinates y, None if the prior has no curvature where the way begins."""
         start = self._start(state.point, setting.scale)
         if self.last is None or not np.array_equal(self.last[0], start):
             self.last = start, self._root_at_mode(start)
-        return PriorFrame(state.point, self.positions, self.last[1])
+        root = self.last[1]
+        return None if root is None else PriorFrame(state.point, self.positions, root)
 
     def _start(self, point: np.ndarray, scale: HyperScale) -> np.ndarray:
         """Return where the way to the mode begins, whatever the variables are that move."""
@@ -101,37 +102,45 @@ class CenteredTrajectory(Trajectory):
         start[self.model.field.hyper] = self.model.tails.to_hyper(scale.mean)
         return start
 
-    def _root_at_mode(self, point: np.ndarray) -> np.ndarray:
+    def _root_at_mode(self, point: np.ndarray) -> np.ndarray | None:
         """Return C at the mode given what stays, or nearer to it than a point."""
-        log_prior, own = self._derivatives.prior, self.positions
-        here, root = log_prior(point), self._root(point)
+        nearer = root = self._root(point)
         for _ in range(CLIMBS):
-            y = root.T @ self._derivatives.prior_gradient(point)[own]
-            if not 0.5 * float(y @ y) > NEAR * own.size:
+            if nearer is None:
                 break
-            for _ in range(HALVINGS):
-                moved = point.copy()
-                moved[own] += root @ y
-                there = log_prior(moved)
-                if there > here:
-                    break
-                y /= 2.0
-            else:
+            root, slope = nearer, self._derivatives.prior_gradient(point)[self.positions]
+            y = root.T @ slope
+            if not 0.5 * float(y @ y) > NEAR * y.size:
                 break
-            point, here, root = moved, there, self._root(moved)
+            point = self._higher(point, root @ y)
+            nearer = self._root(point)
         return root
 
-    def _root(self, point: np.ndarray) -> np.ndarray:
-        """Return C, with C Cᵀ the inverse of the Hessian that is bent down."""
+    def _higher(self, point: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Return where the log prior is higher, by a step that is halved until it is, if any is."""
+        log_prior = self._derivatives.prior
+        for _ in range(HALVINGS):
+            moved = point.copy()
+            moved[self.positions] += step
+            if log_prior(moved) > log_prior(point):
+                return moved
+            step = step / 2.0
+        return point
+
+    def _root(self, point: np.ndarray) -> np.ndarray | None:
+        """Return C, with C Cᵀ the inverse of the Hessian bent down; None if it has no digits."""
         columns, seed = [], np.zeros(point.size)
         for position in self.positions:
             seed[position] = 1.0
             columns.append(self._derivatives.prior_product(point, seed)[self.positions])
             seed[position] = 0.0
-        hessian = np.nan_to_num(np.array(columns))
+        hessian = np.array(columns)
+        if not np.isfinite(hessian).all():
+            return None
         diagonal = np.abs(np.diagonal(hessian))
         unit = 1.0 / np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
-        values, vectors = np.linalg.eigh((hessian + hessian.T) / 2 * np.outer(unit, unit))
+        scaled = unit[:, None] * (hessian + hessian.T) / 2 * unit
+        values, vectors = np.linalg.eigh(scaled)
         values = np.maximum(np.abs(values), LEAST * np.abs(values).max())
         return np.asarray(unit[:, None] * vectors / np.sqrt(values))
 
