@@ -205,7 +205,8 @@ class LatentSampler(ABC):
         """Return the state before tuning."""
         scale = HyperScale.of(*self.reference.in_coordinates)
         tuners = {name: move.initial() for name, move in moves_of(self.plan).items()}
-        return LatentState(scale, HyperFrequency.of(self.field.hyper.size), tuners, {})
+        by_sums = self.reference.is_exact
+        return LatentState(scale, HyperFrequency.of(self.field.hyper.size, by_sums), tuners, {})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is rebuilt in the process of a chain."""

@@ -133,3 +133,15 @@ def test_a_kind_of_moves_that_gains_little_is_made_seldom() -> None:
     frequency = HyperFrequency.of(1)
     made = [frequency.times(rng, planned=2, share=0.25) for _ in range(2000)]
     assert np.mean(made) == pytest.approx(0.5, abs=0.08)
+
+
+def test_moves_that_read_no_row_are_made_more_often() -> None:
+    """If sums say everything of the rows: up to four times as often, and never less than planned."""
+    rng, frequency = np.random.default_rng(7), HyperFrequency.of(1, by_sums=True)
+    for w in successive(rng, 300, 0.95):
+        frequency.observe(w)
+    assert frequency.share[0] == 4.0
+    assert frequency.times(rng, planned=2) == 8
+    for w in successive(rng, 1000, 0.0):
+        frequency.observe(w)
+    assert frequency.share[0] == 1.0

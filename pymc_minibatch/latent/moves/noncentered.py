@@ -75,6 +75,6 @@ def plan(model: EffectsModel) -> list[Planned]:
         n_rows = model.surrogate.tall.n_rows
         times = int(PASSES * n_rows / (n_rows + model.overhead))
         times = min(max(times, 1), MOST_TIMES)
-        return [Planned(Noncentered(model), in_a_row=times, may_be_rarer=True)]
-    once = model.costly or model.has_own_scales
-    return [Planned(Noncentered(model), in_a_row=1 if once else TIMES)]
+        return [Planned(Noncentered(model), in_a_row=times, by_need=True)]
+    once, by_sums = model.costly or model.has_own_scales, model.surrogate.expansion.is_exact
+    return [Planned(Noncentered(model), in_a_row=1 if once else TIMES, by_need=by_sums)]

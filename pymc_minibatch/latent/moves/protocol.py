@@ -223,15 +223,15 @@ class Planned(NamedTuple):
         Of its targets the first so many; None for all.
     in_a_row : int
         How often each is moved.
-    may_be_rarer : bool
-        Whether tuning may make fewer, if hyperparameters hardly need them.
+    by_need : bool
+        Whether tuning makes fewer or more, as hyperparameters need them.
     """
 
     move: Move
     share: float = 1.0
     at_most: int | None = None
     in_a_row: int = 1
-    may_be_rarer: bool = False
+    by_need: bool = False
 
 
 @dataclass(frozen=True)

@@ -305,10 +305,10 @@ class LatentMoves:
     ) -> None:
         """Move a point in place by one scan."""
         state, run, shares = self.start(rng, point), self.run(tuning, counts), self.shares(tuning)
-        for move, share, at_most, in_a_row, may_be_rarer in self.plan:
+        for move, share, at_most, in_a_row, by_need in self.plan:
             if share < 1.0 and rng.random() >= share:
                 continue
-            if may_be_rarer:
+            if by_need:
                 in_a_row = tuning.frequency.times(rng, in_a_row, shares.get(move.name, 1.0))
             if not in_a_row:
                 continue
@@ -321,11 +321,11 @@ class LatentMoves:
         point[:], self.last = state.point, state
 
     def shares(self, tuning: Tuning) -> dict[str, float]:
-        """Return what is made of the planned moves that may be rarer, by what they have gained."""
+        """Return the shares of moves that are made as they are needed, by what they have gained."""
         tuners = {
             planned.move.name: tuning.tuners[planned.move.name]
             for planned in self.plan
-            if planned.may_be_rarer
+            if planned.by_need
         }
         rates = {name: t.rate for name, t in tuners.items() if isinstance(t, StepSizes)}
         return shares_by_rate(rates)

@@ -156,5 +156,5 @@ def plan(model: EffectsModel) -> list[Planned]:
     return (
         []
         if model.fixed_factor or model.has_own_scales
-        else [Planned(WithSurrogateData(model), in_a_row=TIMES, may_be_rarer=True)]
+        else [Planned(WithSurrogateData(model), in_a_row=TIMES, by_need=True)]
     )

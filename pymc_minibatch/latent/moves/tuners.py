@@ -54,8 +54,9 @@ HARDLY_PAYS, SHARE_OF_WORSE = 0.25, 0.25
 """If a kind of moves of all hyperparameters has so small a share of the squared jumps that another
 kind has at the same cost, so large a share of its moves is made."""
 
-SELDOM = 0.125
-"""The smallest share of the planned moves of h that are made."""
+SELDOM, OFTEN = 0.125, 4.0
+"""The smallest share of the planned moves of h that are made, if each reads all rows; and the
+largest, if none does."""
 
 
 class StepSizes(NamedTuple):
@@ -207,13 +208,14 @@ def shares_by_rate(rates: Mapping[str, float]) -> dict[str, float]:
 class HyperFrequency(NamedTuple):
     """How many of the planned moves of all hyperparameters are made.
 
-    Each of them evaluates all rows, and trajectories move h as well. So h moves only as often as
-    keeps its values at successive scans hardly correlated.
+    If each of them evaluates all rows, and trajectories move h as well, h moves only as often as
+    keeps its values at successive scans hardly correlated. If sums say everything of the rows, it
+    moves more often than planned if these are correlated.
 
     Attributes
     ----------
-    share : ndarray, shape (1,)
-        Of the moves that are planned.
+    share, least, most : ndarray, shape (1,)
+        Of the moves that are planned, and its limits.
     n_seen : ndarray of int64, shape (1,)
         Scans so far.
     seen : ndarray, shape (REMEMBERED, H)
@@ -221,13 +223,18 @@ class HyperFrequency(NamedTuple):
     """
 
     share: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
     n_seen: np.ndarray
     seen: np.ndarray
 
     @classmethod
-    def of(cls, n_hyper: int) -> "HyperFrequency":
+    def of(cls, n_hyper: int, by_sums: bool = False) -> "HyperFrequency":
         """Return that of all planned moves."""
-        return cls(np.ones(1), np.zeros(1, dtype=np.int64), np.zeros((REMEMBERED, n_hyper)))
+        least, most = (1.0, OFTEN) if by_sums else (SELDOM, 1.0)
+        limits = np.array([least]), np.array([most])
+        seen = np.zeros((REMEMBERED, n_hyper))
+        return cls(np.ones(1), *limits, np.zeros(1, dtype=np.int64), seen)
 
     def observe(self, w: np.ndarray) -> None:
         """Take note of a scan; now and then change the share."""
@@ -237,9 +244,9 @@ class HyperFrequency(NamedTuple):
             return
         following, later = self._correlations()
         if following > MUCH or later > MUCH_LATER:
-            self.share[:] = min(2.0 * self.share[0], 1.0)
+            self.share[:] = np.minimum(2.0 * self.share, self.most)
         elif following <= HARDLY and later <= HARDLY_LATER:
-            self.share[:] = max(self.share[0] / 2.0, SELDOM)
+            self.share[:] = np.maximum(self.share / 2.0, self.least)
 
     def _correlations(self) -> tuple[float, float]:
         """Return the largest correlation at lag 1, and the largest average of the later ones.
