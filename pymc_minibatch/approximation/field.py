@@ -133,7 +133,10 @@ class FieldApproximation:
     """
 
     def __init__(self, sampler: LatentSampler) -> None:
-        self.reference, self.tails = sampler.reference, sampler.tails
+        reference = self.reference = sampler.reference
+        self.tails = sampler.tails
+        self._moments = self.tails.moments(reference.hyper, reference.hyper_cholesky)
+        self._log_volume = float(np.log(np.diagonal(self._moments[1])).sum())
         self.surrogate, self.field = sampler.reference.surrogate, sampler.field
         layout = self.field.latent
         work = sampler.work + 50.0 * (layout.dense.size + layout.groups.size)
@@ -229,7 +232,7 @@ class FieldApproximation:
         design = weighted_design(rng, self._joint_densities, size, int(n))
         if design is None or not design.is_even:
             return None
-        self.log_evidence = design.log_evidence + self.reference.log_volume
+        self.log_evidence = design.log_evidence + self._log_volume
         return design
 
     def _joint_densities(self, at: np.ndarray) -> np.ndarray:
@@ -250,9 +253,7 @@ class FieldApproximation:
         z = with_moments_of(joint.z[chosen], joint.moments)
         w = np.array([self._w(each) for each in z[:, :n_hyper]]).reshape(n, n_hyper)
         slopes = np.array([self.tails.log_slope(each) for each in w])
-        _, cholesky = self.reference.in_coordinates
-        log_volume = float(np.log(np.diagonal(cholesky)).sum())
-        log_density = joint.log_density[chosen] - slopes - log_volume
+        log_density = joint.log_density[chosen] - slopes - self._log_volume
         return w, z[:, n_hyper:], log_density
 
     def _corrects_each(self, n: int) -> bool:
@@ -310,7 +311,7 @@ class FieldApproximation:
         log_weights = log_p - log_g
         weights = np.exp(log_weights - logsumexp(log_weights))
         log_mean = logsumexp(log_weights) - math.log(len(w))
-        self.log_evidence = float(log_mean + self.reference.log_volume)
+        self.log_evidence = float(log_mean + self._log_volume)
         return Design(w, log_p, weights)
 
     def _log_densities(self, v: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -364,7 +365,7 @@ class FieldApproximation:
         return float(self.surrogate.expansion.value)
 
     def _w(self, z: np.ndarray) -> np.ndarray:
-        mode, cholesky = self.reference.in_coordinates
+        mode, cholesky = self._moments
         return np.asarray(mode + cholesky @ z)
 
     def log_ratios(self, rng: np.random.Generator, n: int) -> np.ndarray:

@@ -37,6 +37,12 @@ class HyperCoordinates:
     scaled: np.ndarray
     by: np.ndarray
 
+    @classmethod
+    def none(cls, size: int) -> "HyperCoordinates":
+        """Return those with which v is h."""
+        nowhere = np.empty(0, dtype=np.int64)
+        return cls(size, nowhere, nowhere)
+
     def to_hyper(self, v: np.ndarray) -> np.ndarray:
         """Return h."""
         hyper = v.copy()
@@ -52,6 +58,10 @@ class HyperCoordinates:
     def log_slope(self, v: np.ndarray) -> float:
         """Return log |∂h/∂v|."""
         return float(v[self.by].sum())
+
+    def push(self, v: np.ndarray, direction: np.ndarray) -> np.ndarray:
+        """Return the direction of h that one of v is."""
+        return np.asarray(self._jacobian(v) @ direction) if self.scaled.size else direction
 
     def cholesky_of_hyper(self, v: np.ndarray, cholesky: np.ndarray) -> np.ndarray:
         """Return the lower factor of the covariance of h, given that of v about a point."""

@@ -17,6 +17,7 @@ from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import DecisionState
 from pymc_minibatch.latent.factors import Factor
 from pymc_minibatch.latent.field import LatentField
+from pymc_minibatch.latent.hyper_coordinates import HyperCoordinates
 from pymc_minibatch.latent.linear import LinearMoves
 from pymc_minibatch.latent.linear_model import find_linear
 from pymc_minibatch.latent.moves import costs
@@ -114,10 +115,13 @@ class LatentSampler(ABC):
                 f"{self.field.latent.dense.size:,} coefficients and effects are outside of the "
                 "largest grouping factor, and are not normal given their scales."
             )
-        (mode, cholesky), base = reference.in_coordinates, self.field.hyper_coordinates
-        self.tails = SkewTransform.none(base, mode)
-        if mode.size <= MOST_AT_ONCE and not self.costly:
-            self.tails = find_tails(surrogate.log_marginal_in, mode, cholesky, base)
+        hyper, base = reference.hyper, self.field.hyper_coordinates
+        if self.costly:  # each hyperparameter moves by itself
+            base = HyperCoordinates.none(hyper.size)
+        self.tails = SkewTransform.none(base, base.from_hyper(hyper))
+        if hyper.size <= MOST_AT_ONCE and not self.costly:
+            moments = self.tails.moments(hyper, reference.hyper_cholesky)
+            self.tails = find_tails(surrogate.log_marginal_in, *moments, base)
 
     @property
     @abstractmethod
@@ -203,7 +207,9 @@ class LatentSampler(ABC):
 
     def initial_state(self) -> LatentState:
         """Return the state before tuning."""
-        scale = HyperScale.of(*self.reference.in_coordinates)
+        reference = self.reference
+        moments = self.tails.moments(reference.hyper, reference.hyper_cholesky)
+        scale = HyperScale.of(*moments)
         tuners = {name: move.initial() for name, move in moves_of(self.plan).items()}
         by_sums = self.reference.is_exact
         return LatentState(scale, HyperFrequency.of(self.field.hyper.size, by_sums), tuners, {})

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -76,13 +75,6 @@ class LatentReference:
     def is_exact(self) -> bool:
         """Whether the surrogate is the posterior itself."""
         return self.surrogate.expansion.is_exact
-
-    @cached_property
-    def in_coordinates(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mode in the coordinates of h, shape (H,), and the factor of their covariance."""
-        coordinates = self.surrogate.field.hyper_coordinates
-        v = coordinates.from_hyper(self.hyper)
-        return v, coordinates.cholesky_from_hyper(v, self.hyper_cholesky)
 
     @property
     def log_volume(self) -> float:

@@ -60,6 +60,12 @@ class SkewTransform:
         """Return those with which w is v."""
         return cls(base, center, np.zeros(center.size), np.zeros(center.size))
 
+    def moments(self, mode: np.ndarray, cholesky: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mode and the lower factor of the covariance of w, given those of h."""
+        return self.from_hyper(mode), self.base.cholesky_from_hyper(
+            self.base.from_hyper(mode), cholesky
+        )
+
     def from_hyper(self, hyper: np.ndarray) -> np.ndarray:
         """Return w."""
         away = self.base.from_hyper(hyper) - self.center

@@ -136,7 +136,7 @@ def test_a_kind_of_moves_that_gains_little_is_made_seldom() -> None:
 
 
 def test_moves_that_read_no_row_are_made_more_often() -> None:
-    """If sums say everything of the rows: up to four times as often, and never less than planned."""
+    """If sums say everything of the rows: one to four times as often as planned."""
     rng, frequency = np.random.default_rng(7), HyperFrequency.of(1, by_sums=True)
     for w in successive(rng, 300, 0.95):
         frequency.observe(w)
