@@ -34,6 +34,9 @@ CLIMBS, HALVINGS = 8, 6
 NEAR = 0.1
 """Steps that promise less than so many nats for each variable are the last."""
 
+MOST_WORK = 500_000
+"""Variables that move, times all variables: a Hessian of so many entries takes some 10 ms."""
+
 LEAST = 1e-8
 """Least eigenvalue of the Hessian with unit diagonal, relative to the largest."""
 
@@ -192,8 +195,14 @@ def unread(model: EffectsModel) -> np.ndarray:
 
 
 def plan(model: EffectsModel) -> list[Planned]:
-    """Return how it enters a scan: if many hyperparameters are in the prior alone."""
-    if model.fixed_factor or model.has_own_scales or model.field.hyper.size < MANY_HYPER:
+    """Return how it enters a scan: if many hyperparameters are in the prior alone.
+
+    If sums say everything of the rows, all of them move together anyway, as often as is needed.
+    """
+    fits = not (model.fixed_factor or model.has_own_scales or model.surrogate.expansion.is_exact)
+    if not fits or model.field.hyper.size < MANY_HYPER:
         return []
     move = CenteredTrajectory(model)
-    return [Planned(move, in_a_row=TIMES)] if move.positions.size >= MANY_HYPER else []
+    work = move.positions.size * model.surrogate.center.size
+    pays = move.positions.size >= MANY_HYPER and work <= MOST_WORK
+    return [Planned(move, in_a_row=TIMES)] if pays else []
