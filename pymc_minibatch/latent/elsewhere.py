@@ -128,13 +128,14 @@ def _look_far(
     centers, is_angle = point[latent], rows.surrogate.tall.is_angle[latent]
     if len(centers) < 2:
         return
+    n_starts = 1 + STARTS + 1 + centers.shape[1]  # from the center, others, and mirrored
     near = np.where((found.highest > ELSEWHERE)[:, None], found.jumps[0], 0.0)
     found.jumps[0] = 0.0
     order = rng.permutation(len(near))
     first, others = order[:SOME_LEVELS], order[SOME_LEVELS:]
     for some in (first, *np.array_split(others, math.ceil(others.size / MOST_LEVELS) or 1)):
         chosen = np.sort(some)
-        most = MOST_EVALUATIONS / (STARTS * CLIMBS * max(1, chosen.size))
+        most = MOST_EVALUATIONS / (n_starts * CLIMBS * max(1, chosen.size))
         few = int(np.clip(most, FEW_ROWS, SOME_ROWS))
         wider = np.sqrt(counted[chosen] / few).clip(1.0)[:, None]
         by_few = _Climbs(rows.of_chosen(factor, chosen, few), point, given, wider)
@@ -179,10 +180,13 @@ def _from_others(
 
 
 def _mirrored(own: OwnRows, point: np.ndarray) -> np.ndarray:
-    """Return steps to the other side of the mean of a Gaussian prior, shape (1 or more, S, q).
+    """Return steps to the other side of the mean of a Gaussian prior, shape (K, S, q).
 
-    The prior is as high there. The first step is along all axes, each of the others along one.
+    The prior is as high there. The first step is along all axes, each of the others along one. Of
+    other priors there are none.
     """
+    if own.prior is not None:
+        return np.zeros((0, *own.latent.shape))
     here = own.about(point)
     inverse = np.linalg.pinv(here.maps.curvature, hermitian=True)
     step = -2.0 * np.einsum("sij,sj->si", inverse, here.state.slope)

@@ -23,14 +23,14 @@ __all__ = ["HyperCoordinates", "find_hyper_coordinates"]
 
 @dataclass(frozen=True)
 class HyperCoordinates:
-    """A map of coordinates v of the hyperparameters h to these.
+    """A map of coordinates v of the hyperparameters h to these, h[scaled] = v[scaled] exp(v[by]).
 
     Attributes
     ----------
     size : int
         H.
     scaled, by : ndarray of int64
-        Which of them are in units of exp(h), and of which h.
+        Entries beside a diagonal, and the log of the diagonal of each one's row.
     """
 
     size: int
@@ -59,9 +59,16 @@ class HyperCoordinates:
         """Return log |∂h/∂v|."""
         return float(v[self.by].sum())
 
+    def distance(self, one: np.ndarray, other: np.ndarray) -> float:
+        """Return by how much the coordinates of two h differ at most; 0 if there are none."""
+        away = self.from_hyper(one) - self.from_hyper(other)
+        return float(np.abs(away).max(initial=0.0))
+
     def push(self, v: np.ndarray, direction: np.ndarray) -> np.ndarray:
         """Return the direction of h that one of v is."""
-        return np.asarray(self._jacobian(v) @ direction) if self.scaled.size else direction
+        pushed, unit = direction.copy(), np.exp(v[self.by])
+        pushed[self.scaled] = unit * (direction[self.scaled] + v[self.scaled] * direction[self.by])
+        return pushed
 
     def cholesky_of_hyper(self, v: np.ndarray, cholesky: np.ndarray) -> np.ndarray:
         """Return the lower factor of the covariance of h, given that of v about a point."""
@@ -96,6 +103,11 @@ def find_hyper_coordinates(tall: TallModel, hyper: np.ndarray) -> HyperCoordinat
         The model.
     hyper : ndarray of int64, shape (H,)
         Positions of the hyperparameters in a flat point.
+
+    Returns
+    -------
+    HyperCoordinates
+        Those; v is h if there are no such factors.
     """
     place = {int(position): i for i, position in enumerate(hyper)}
     scaled, by = list[int](), list[int]()

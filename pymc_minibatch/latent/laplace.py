@@ -109,7 +109,8 @@ class LaplaceSearch:
         taken for one, say, or a scale for zero.
         """
         hyper = self.field.hyper
-        if np.abs(last.center[hyper] - first.center[hyper]).max(initial=0.0) < RUN * LONGEST:
+        distance = self.field.hyper_coordinates.distance
+        if distance(last.center[hyper], first.center[hyper]) < RUN * LONGEST:
             return False
         values, is_known, self.is_known = [], self.is_known, None
         try:
@@ -131,7 +132,7 @@ class LaplaceSearch:
         for _ in range(TURNS):
             here = surrogate.center[hyper]
             there = self._climbed(surrogate, longest)
-            shift, moved = np.abs(there - here).max(initial=0.0), -math.inf
+            shift, moved = self.field.hyper_coordinates.distance(there, here), -math.inf
             with suppress(NoFieldError, np.linalg.LinAlgError):
                 climbed = self.rows.expand(surrogate.conditional(there).point)
                 climbed = self.proper(self.climb_field(climbed))
@@ -141,7 +142,7 @@ class LaplaceSearch:
             if moved > value:
                 surrogate, value, longest = climbed, moved, min(LONGEST, 2.0 * longest)
             else:
-                longest = 0.25 * min(longest, float(shift))
+                longest = 0.25 * min(longest, shift)
             if shift < CLOSE:
                 break
         return surrogate
@@ -153,13 +154,14 @@ class LaplaceSearch:
         surrogate = self.proper(surrogate)
         hyper = self.climb_hyper(surrogate)
         conditional = surrogate.conditional(hyper)
-        shift = np.abs(hyper - surrogate.center[self.field.hyper]).max(initial=0.0)
+        here = surrogate.center[self.field.hyper]
+        shift = self.field.hyper_coordinates.distance(hyper, here)
         expanded = self._trusted(surrogate, conditional.point - surrogate.center)
         if not np.isfinite(log_density(expanded)):
             start = surrogate.center.copy()
             start[self.field.hyper] = hyper
             expanded = self.climb_field(self.rows.expand(start))
-        return expanded, _length(surrogate, conditional), float(shift)
+        return expanded, _length(surrogate, conditional), shift
 
     def climb_field(self, surrogate: Surrogate) -> Surrogate:
         """Newton's method for the field given h, with steps halved until the density rises."""

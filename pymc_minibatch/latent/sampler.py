@@ -116,7 +116,7 @@ class LatentSampler(ABC):
                 "largest grouping factor, and are not normal given their scales."
             )
         hyper, base = reference.hyper, self.field.hyper_coordinates
-        if self.costly:  # each hyperparameter moves by itself
+        if self.collapsed is not None:  # each hyperparameter moves by itself
             base = HyperCoordinates.none(hyper.size)
         self.tails = SkewTransform.none(base, base.from_hyper(hyper))
         if hyper.size <= MOST_AT_ONCE and not self.costly:

@@ -262,6 +262,8 @@ class FewRows:
             if length < STILL and shift < STILL:
                 break
         hyper, widths = surrogate.center[few.field.hyper], laplace.climb.widths
+        if widths is None and hyper.size:
+            raise NoFieldError("The hyperparameters have no density there.")
         coordinates = few.field.hyper_coordinates
         own = np.diag(np.empty(0) if widths is None else widths)
         cholesky = coordinates.cholesky_of_hyper(coordinates.from_hyper(hyper), own)

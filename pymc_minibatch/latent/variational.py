@@ -177,7 +177,8 @@ class VariationalSearch:
             about = self._at_averages(by_expectation(self.field, self.rows.expand, point))
             point = about.center.copy()
             hyper = self.laplace.climb_hyper(about, is_last=True)
-            if np.abs(hyper - point[self.field.hyper]).max(initial=0.0) < CLOSE:
+            here = point[self.field.hyper]
+            if self.field.hyper_coordinates.distance(hyper, here) < CLOSE:
                 break
         return about, covariance_cholesky(about, point[self.field.hyper])
 

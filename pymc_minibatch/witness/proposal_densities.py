@@ -34,7 +34,11 @@ from pymc_minibatch.latent.moves.scan import LatentMoves, Tuning
 from pymc_minibatch.latent.moves.shifted import Shifted, log_kernel_of
 from pymc_minibatch.latent.moves.state import ChainState
 from pymc_minibatch.latent.moves.surrogate_data import WithSurrogateData
-from pymc_minibatch.latent.moves.trajectory import Trajectory, TrajectoryOfField
+from pymc_minibatch.latent.moves.trajectory import (
+    HamiltonianMove,
+    Trajectory,
+    TrajectoryOfField,
+)
 from pymc_minibatch.tall.model_density import ModelDensity
 from pymc_minibatch.witness.determinants import (
     NotComparedError,
@@ -112,6 +116,9 @@ class ProposalDensities:
         here, there = move.points
         shifted = self.moves.by_name[move.name]
         if isinstance(shifted, CenteredTrajectory):
+            frame, scale = move.proposal.path.start.frame, self.settings.scale
+            if not all(shifted.is_at(point, frame, scale) for point in (here, there)):
+                return -math.inf  # coordinates depend on what moves
             return self._trajectory(move, here, there)
         if isinstance(shifted, Shifted):
             moved = (there != here)[shifted.shift.variables]
@@ -209,7 +216,7 @@ class ProposalDensities:
     def _trajectory(self, move: Candidate, here: np.ndarray, there: np.ndarray) -> float:
         """Return that of a trajectory, from the way back: it must lead to where it began."""
         trajectory, path = self.moves.by_name[move.name], move.proposal.path
-        assert isinstance(trajectory, Trajectory)
+        assert isinstance(trajectory, HamiltonianMove)
         back = trajectory.follow(path.end.reversed, path.steps, self.moves.decisions)
         y, *ends = [path.start.frame.coordinates(p) for p in (here, there)]
         scale, away = np.abs([y, *ends, path.start.momentum]).max(initial=1.0), np.inf

@@ -29,6 +29,7 @@ from pymc_minibatch.latent.moves import (
 )
 from pymc_minibatch.latent.moves import levels as moves_of_levels
 from pymc_minibatch.latent.moves.by_surrogate import BySurrogate
+from pymc_minibatch.latent.moves.centered_trajectory import CenteredTrajectory
 from pymc_minibatch.latent.moves.few_followers import FewFollowers
 from pymc_minibatch.latent.moves.shifted import Shifted
 from pymc_minibatch.latent.moves.slow_levels import SlowTuner
@@ -522,6 +523,11 @@ MUTANTS: list[tuple[str, str, Callable[..., None]]] = [
         "momenta left out",
         "covariance",
         lambda _, patch: patch.setattr(trajectory.Path, "log_kernel", property(momenta_of)),
+    ),
+    (
+        "coordinates that depend on what moves",
+        "covariance",
+        replaced(CenteredTrajectory, "_start", lambda f: lambda self, point, scale: point),
     ),
     (
         "slope of coordinates left out",

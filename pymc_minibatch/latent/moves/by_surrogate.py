@@ -115,6 +115,8 @@ class BySurrogate(Move):
     def __init__(self, model: EffectsModel) -> None:
         self.log_lengths, self.hyper = model.log_lengths, model.field.hyper
         self.few = model.few_followers
+        self.base = model.tails.base
+        self.at_mode = self.base.from_hyper(model.hyper)
         sizes = np.array([own.size for own in model.followers])
         times = np.where(sizes > MOST_FOLLOWERS, COMMON, 1)
         self.axes = np.repeat(np.arange(self.hyper.size), times)
@@ -198,7 +200,7 @@ class BySurrogate(Move):
             point[self.hyper[axis]] += length
             return ChainState(state.surrogate, point), 0.0
         with np.errstate(invalid="ignore", over="ignore"):
-            hyper = state.hyper + length * along(scale, axis)
+            hyper = state.hyper + length * self.base.push(self.at_mode, along(scale, axis))
             given, then = state.conditional, state.surrogate.factored_later(hyper)
             if not (given.is_proper and then.is_proper):
                 return None, -np.inf

@@ -64,7 +64,8 @@ class Centered(Move):
 
     def __init__(self, model: EffectsModel) -> None:
         self.log_lengths = model.log_lengths
-        self.base, self.mode = model.tails.base, model.hyper
+        self.base = model.tails.base
+        self.at_mode = self.base.from_hyper(model.hyper)
         n_hyper = model.field.hyper.size
         self.directions = [("axis", i) for i in range(n_hyper)]
         if n_hyper > MOST_AT_ONCE:
@@ -95,8 +96,7 @@ class Centered(Move):
         if kind == "axis":
             hyper[i] += length
         else:
-            column = setting.scale.cholesky[:, i]
-            hyper += length * self.base.push(self.base.from_hyper(self.mode), column)
+            hyper += length * self.base.push(self.at_mode, setting.scale.cholesky[:, i])
         centered = state.surrogate.field.with_effects_held(state.point, hyper)
         if centered is None:
             return Proposal(None, log_jacobian=-np.inf)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_minibatch.latent.field import with_values
 from pymc_minibatch.latent.moves.decisions import Decisions
 from pymc_minibatch.latent.moves.protocol import EffectsModel, Planned, Proposal, Setting
 from pymc_minibatch.latent.moves.state import ChainState
-from pymc_minibatch.latent.moves.trajectory import MANY_HYPER, Frame, Trajectory
+from pymc_minibatch.latent.moves.trajectory import MANY_HYPER, Frame, HamiltonianMove
 from pymc_minibatch.latent.moves.tuners import HyperScale
 
 __all__ = ["CenteredTrajectory", "plan"]
@@ -34,10 +35,11 @@ CLIMBS, HALVINGS = 8, 6
 NEAR = 0.1
 """Steps that promise less than so many nats for each variable are the last."""
 
-MOST_WORK = 500_000
-"""Variables that move, times all variables: a Hessian of so many entries takes some 10 ms."""
+MOST, MOST_WORK, BY_ROWS = 200, 500_000, 2.0
+"""Variables that move, at most; and times all variables, in entries of a Hessian, of which a scan
+finds some eight. So many take 0.3 s, or as long as a scan if each row is read in it."""
 
-LEAST = 1e-8
+LEAST = 1e-4
 """Least eigenvalue of the Hessian with unit diagonal, relative to the largest."""
 
 
@@ -79,7 +81,7 @@ class PriorFrame:
         return np.asarray(self.root.T @ slope[self.positions])
 
 
-class CenteredTrajectory(Trajectory):
+class CenteredTrajectory(HamiltonianMove):
     """Moves of hyperparameters that rows do not read, and of means that they do not read."""
 
     name, words = "centered trajectory", "hyperparameters along a trajectory, predictors held"
@@ -98,20 +100,25 @@ class CenteredTrajectory(Trajectory):
         root = self.last[1]
         return None if root is None else PriorFrame(state.point, self.positions, root)
 
+    def is_at(self, point: np.ndarray, frame: PriorFrame, scale: HyperScale) -> bool:
+        """Whether the coordinates at a point, found anew, are these."""
+        root = self._root_at_mode(self._start(point, scale))
+        return root is not None and np.array_equal(root, frame.root)
+
     def _start(self, point: np.ndarray, scale: HyperScale) -> np.ndarray:
         """Return where the way to the mode begins, whatever the variables are that move."""
-        start, center = point.copy(), self.model.surrogate.center
-        start[self.positions] = center[self.positions]
+        start = self.model.surrogate.center.copy()
         start[self.model.field.hyper] = self.model.tails.to_hyper(scale.mean)
-        return start
+        return with_values(point, self.positions, start[self.positions])
 
+    @np.errstate(all="ignore")
     def _root_at_mode(self, point: np.ndarray) -> np.ndarray | None:
         """Return C at the mode given what stays, or nearer to it than a point."""
         nearer = root = self._root(point)
         for _ in range(CLIMBS):
             if nearer is None:
                 break
-            root, slope = nearer, self._derivatives.prior_gradient(point)[self.positions]
+            root, slope = nearer, self.derivatives.prior_gradient(point)[self.positions]
             y = root.T @ slope
             if not 0.5 * float(y @ y) > NEAR * y.size:
                 break
@@ -121,7 +128,7 @@ class CenteredTrajectory(Trajectory):
 
     def _higher(self, point: np.ndarray, step: np.ndarray) -> np.ndarray:
         """Return where the log prior is higher, by a step that is halved until it is, if any is."""
-        log_prior = self._derivatives.prior
+        log_prior = self.derivatives.prior
         for _ in range(HALVINGS):
             moved = point.copy()
             moved[self.positions] += step
@@ -135,7 +142,7 @@ class CenteredTrajectory(Trajectory):
         columns, seed = [], np.zeros(point.size)
         for position in self.positions:
             seed[position] = 1.0
-            columns.append(self._derivatives.prior_product(point, seed)[self.positions])
+            columns.append(self.derivatives.prior_product(point, seed)[self.positions])
             seed[position] = 0.0
         hessian = np.array(columns)
         if not np.isfinite(hessian).all():
@@ -151,28 +158,24 @@ class CenteredTrajectory(Trajectory):
         self, rng: np.random.Generator, state: ChainState, target: None, setting: Setting
     ) -> Proposal | None:
         """Draw a momentum and follow it; nowhere, if rows would not read the same there."""
-        field = state.surrogate.field
-        with np.errstate(all="ignore"):  # far out there may be no density
-            proposal = super().propose(rng, state, target, setting)
+        proposal, field = super().propose(rng, state, target, setting), state.surrogate.field
         if proposal is None or proposal.path is None:
             return proposal
         if not field.reads_same(proposal.path.point, field.derivatives.phi(state.point)):
             return Proposal(None)
         return proposal
 
-    @staticmethod
-    def force(frame: Frame, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the gradient by y: nothing is split from the potential."""
+    def force(self, frame: Frame, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return the gradient by y."""
         return frame.slope(slope)
 
-    @staticmethod
-    def drift(y: np.ndarray, p: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+    def drift(self, y: np.ndarray, p: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
         """Return y and p after a straight step."""
         return y + angle * p, p
 
     def slope_at(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
         """Return the gradient of the log prior."""
-        return self._derivatives.prior_gradient(point)
+        return self.derivatives.prior_gradient(point)
 
 
 def unread(model: EffectsModel) -> np.ndarray:
@@ -204,5 +207,6 @@ def plan(model: EffectsModel) -> list[Planned]:
         return []
     move = CenteredTrajectory(model)
     work = move.positions.size * model.surrogate.center.size
-    pays = move.positions.size >= MANY_HYPER and work <= MOST_WORK
+    is_cheap = work <= max(MOST_WORK, BY_ROWS * model.all_rows)
+    pays = MANY_HYPER <= move.positions.size <= MOST and is_cheap
     return [Planned(move, in_a_row=TIMES)] if pays else []

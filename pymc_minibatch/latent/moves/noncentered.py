@@ -28,7 +28,8 @@ from pymc_minibatch.latent.moves.state import ChainState
 __all__ = ["Noncentered", "plan"]
 
 TIMES = 2
-"""How often in a scan; once if it is costly, or scales of single coefficients have own moves."""
+"""How often in a scan; once if it is costly, or scales of single coefficients have own moves; and
+more often if it is needed and reads no row (:mod:`.tuners`)."""
 
 MOST_TIMES, PASSES = 4, 5.0
 """The same beside trajectories: as often as takes half of their time, which is that of so many
@@ -77,4 +78,5 @@ def plan(model: EffectsModel) -> list[Planned]:
         times = min(max(times, 1), MOST_TIMES)
         return [Planned(Noncentered(model), in_a_row=times, by_need=True)]
     once, by_sums = model.costly or model.has_own_scales, model.surrogate.expansion.is_exact
-    return [Planned(Noncentered(model), in_a_row=1 if once else TIMES, by_need=by_sums)]
+    times, by_need = 1 if once else TIMES, by_sums and not once
+    return [Planned(Noncentered(model), in_a_row=times, by_need=by_need)]

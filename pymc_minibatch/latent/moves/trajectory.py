@@ -18,6 +18,7 @@ Sanz-Serna and Stuart (2011), Hybrid Monte Carlo on Hilbert spaces.
 """
 
 import math
+from abc import abstractmethod
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -40,6 +41,7 @@ __all__ = [
     "MANY_HYPER",
     "Angle",
     "Frame",
+    "HamiltonianMove",
     "Path",
     "Start",
     "Trajectory",
@@ -170,28 +172,33 @@ class Path(NamedTuple):
         return self.start.energy - self.end.energy
 
 
-class Trajectory(Move):
-    """Moves of hyperparameters and effects at once."""
-
-    name, words = "trajectory", "all variables, along a trajectory"
-    counts_as: str | None = "dense"
+class HamiltonianMove(Move):
+    """Moves along a trajectory that is found step by step, in some coordinates y."""
 
     def __init__(self, model: EffectsModel) -> None:
         self.model = model
         self.remembered: list[tuple[np.ndarray, np.ndarray]] = []
 
+    @cached_property
+    def derivatives(self) -> Derivatives:
+        """Of the prior with its kinks, and of what rows read."""
+        return self.model.field.derivatives.with_kinks()
+
+    @abstractmethod
     def frame(self, state: ChainState, setting: Setting) -> Frame | None:
         """Return the coordinates y, None if there are none."""
-        return self._fixed_frame
 
-    @cached_property
-    def _fixed_frame(self) -> JointFrame:
-        model = self.model
-        return JointFrame.about(model.surrogate, model.hyper, model.hyper_cholesky)
+    @abstractmethod
+    def slope_at(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
+        """Return the gradient by points of the log-density that is followed."""
 
-    @cached_property
-    def _derivatives(self) -> Derivatives:
-        return self.model.field.derivatives.with_kinks()
+    @abstractmethod
+    def force(self, frame: Frame, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return by what the momentum changes, given the gradient by points."""
+
+    @abstractmethod
+    def drift(self, y: np.ndarray, p: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return y and p after a step without force."""
 
     def initial(self) -> Angle:
         """Return a short step."""
@@ -215,7 +222,7 @@ class Trajectory(Move):
 
     def follow(self, start: Start, steps: tuple[float, int], decisions: Decisions) -> Path | None:
         """Return a trajectory of steps of an angle, and how many; None if it leads nowhere."""
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(all="ignore"):  # far out there may be no density
             return self._followed(start, steps, decisions)
 
     def _followed(
@@ -236,29 +243,12 @@ class Trajectory(Move):
         self.remembered = [(start.point, first), (point, slope)]
         return Path(start, Start(point, p, frame), steps, n_steps + (known is None))
 
-    @staticmethod
-    def force(frame: Frame, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return −∇V, given the gradient by points."""
-        return frame.slope(slope) + y
-
-    @staticmethod
-    def drift(y: np.ndarray, p: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return y and p after a rotation."""
-        cos, sin = math.cos(angle), math.sin(angle)
-        return cos * y + sin * p, cos * p - sin * y
-
     def _known_slope(self, point: np.ndarray) -> np.ndarray | None:
         """Return the slope at either end of the last trajectory, from memory."""
         for at, slope in self.remembered:
             if np.array_equal(at, point):
                 return slope
         return None
-
-    def slope_at(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
-        """Return the gradient of the log posterior, with the kinks that its prior has."""
-        derivatives = self._derivatives
-        of_rows = derivatives.pull(point, decisions.slope(derivatives.phi(point)))
-        return of_rows + derivatives.prior_gradient(point)
 
     def learn(
         self,
@@ -270,6 +260,36 @@ class Trajectory(Move):
     ) -> None:
         """Lengthen or shorten steps."""
         tuner.tune(bool(outcome.accepted))
+
+
+class Trajectory(HamiltonianMove):
+    """Moves of hyperparameters and effects at once."""
+
+    name, words, counts_as = "trajectory", "all variables, along a trajectory", "dense"
+
+    def frame(self, state: ChainState, setting: Setting) -> Frame | None:
+        """Return the coordinates y, None if there are none."""
+        return self._fixed_frame
+
+    @cached_property
+    def _fixed_frame(self) -> JointFrame:
+        model = self.model
+        return JointFrame.about(model.surrogate, model.hyper, model.hyper_cholesky)
+
+    def slope_at(self, point: np.ndarray, decisions: Decisions) -> np.ndarray:
+        """Return the gradient of the log posterior, with the kinks that its prior has."""
+        derivatives = self.derivatives
+        of_rows = derivatives.pull(point, decisions.slope(derivatives.phi(point)))
+        return of_rows + derivatives.prior_gradient(point)
+
+    def force(self, frame: Frame, slope: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return −∇V."""
+        return frame.slope(slope) + y
+
+    def drift(self, y: np.ndarray, p: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return y and p after a rotation."""
+        cos, sin = math.cos(angle), math.sin(angle)
+        return cos * y + sin * p, cos * p - sin * y
 
 
 class TrajectoryOfField(Trajectory):
