@@ -340,6 +340,9 @@ class LatentField:
         rng, derivatives = np.random.default_rng(20090404), self.derivatives
         projector, precision = self.projector_at(point), self._prior_precision(point)
         of_map, of_prior = np.zeros(self.spread_of_phi.size), np.zeros(point.size)
+        own_size = np.zeros(point.size)  # no entry is larger than the root of those of two
+        blocks = np.einsum("gqq->gq", precision.blocks)
+        self.latent.put(own_size, np.abs(precision.dense.diagonal()) ** 0.5, np.abs(blocks) ** 0.5)
         z = np.concatenate([self.latent.dense, self.latent.groups.ravel()])
         read = np.concatenate([self.rows.dense, self.rows.groups.ravel()])
         for own in variables:
@@ -348,7 +351,9 @@ class LatentField:
             dense, groups = self.latent.split(seed)
             self.rows.put(of_map, *projector.times(dense, groups))
             self.latent.put(of_prior, *precision.product(dense, groups))
-            noise = 10.0 * ROUNDING * self.spread_of_phi, 10.0 * ROUNDING / self.spread
+            # An entry may be a sum that vanishes, of terms as large as entries may be.
+            terms = own_size * float(own_size @ np.abs(seed))
+            noise = 10.0 * ROUNDING * self.spread_of_phi, ROUNDING * (10.0 / self.spread + terms)
             of_phi, curved = derivatives.push(point, seed), -derivatives.prior_product(point, seed)
             if compare(of_phi[read], of_map[read], rtol=RTOL, allowed=noise[0][read]) or compare(
                 curved[z], of_prior[z], rtol=RTOL, allowed=noise[1][z]

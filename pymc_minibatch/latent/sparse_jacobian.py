@@ -143,7 +143,10 @@ class SparseJacobian:
         self.derivatives, self.name = derivatives, name
         self.positions, self.rows = positions, np.concatenate(rows)
         self.of_rows, self.of_columns = sizes[0], sizes[1][positions]
-        self.row, self.column, seen = self._probe(points, apart, symmetric)
+        entries = self._probe(points, apart, symmetric)
+        if symmetric:
+            entries = _with_mirrored(*entries, positions.size)
+        self.row, self.column, seen = entries
         changes = np.zeros(positions.size, dtype=np.bool_)
         self.noise = ROUNDING * self.of_rows[self.row] / self.of_columns[self.column]
         close = RTOL * np.abs(seen).max(axis=0) + self.noise
@@ -321,6 +324,20 @@ class SparseJacobian:
             entries[own] = getattr(self.derivatives, self.name)(point, seed)[rows]
         entries[self.mirrored] = entries[self.mirror]
         return entries
+
+
+def _with_mirrored(
+    row: np.ndarray, column: np.ndarray, seen: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Add entries of a symmetric part that were seen on one side of its diagonal alone.
+
+    Rounding may leave something of a sum that vanishes in one of its columns, and not in the other.
+    """
+    inside = row < size
+    missing = inside & ~np.isin(column * size + row, (row * size + column)[inside])
+    row, column = np.append(row, column[missing]), np.append(column, row[missing])
+    order = np.lexsort((column, row))
+    return row[order], column[order], np.append(seen, seen[:, missing], axis=1)[:, order]
 
 
 def _scaled_columns(seen: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from pymc_minibatch.latent import sparse_jacobian
 from pymc_minibatch.latent.sparse_jacobian import SparseJacobian
@@ -56,6 +57,39 @@ def test_levels_are_found_together(joined: bool, monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(together.entries(points[1]), singly.entries(points[1]), rtol=1e-12)
     assert products[1] == 3 * (N + 2)
     assert products[0] == (3 * (3 + 2) if not joined else 3 * (3 + N + 2))
+
+
+class Rounded:
+    """Products with the precision of levels with a mean and a coefficient of a covariate.
+
+    That of one level adds up to nothing, of which rounding leaves something on one side alone.
+    """
+
+    def product(self, point: np.ndarray, seed: np.ndarray) -> np.ndarray:
+        matrix = np.diag(np.append(np.linspace(1.0, 2.0, N), [30.0, 50.0]))
+        matrix[:N, MEAN] = matrix[MEAN, :N] = -0.5
+        matrix[:N, COMMON] = matrix[COMMON, :N] = np.linspace(0.1, 1.0, N)
+        matrix[7, COMMON], matrix[COMMON, 7] = 0.0, 1e-9
+        return np.exp(-2.0 * point[0]) * (matrix @ seed)
+
+
+def test_what_rounding_leaves_on_one_side_of_the_diagonal() -> None:
+    """The row of a full column is not read again, so that sums over others do not end up there."""
+    points, positions = list(np.random.default_rng(4).normal(size=(4, N + 2))), np.arange(N + 2)
+    found = SparseJacobian(
+        Rounded(),
+        "product",
+        points[:3],
+        positions,
+        (positions, positions[:0]),
+        (np.ones(N + 2), np.ones(N + 2)),
+        symmetric=True,
+    )
+    found.unscale = None  # as of a large matrix
+    matrix = found.of(found.entries(points[3]))[0]
+    expected = np.array([Rounded().product(points[3], seed) for seed in np.eye(N + 2)]).T
+    dense = matrix.toarray() if sparse.issparse(matrix) else matrix
+    np.testing.assert_allclose(dense, expected, atol=1e-8 * np.abs(expected).max())
 
 
 class TwoEffects:
