@@ -1,6 +1,6 @@
 """Hyperparameters move along a Hamiltonian trajectory, and the effects as rows read them stay.
 
-If effects are centred, the prior alone says what hyperparameters are given them: scales and
+If effects are centered, the prior alone says what hyperparameters are given them: scales and
 correlations, and means that rows do not read themselves. A trajectory moves all of these at once,
 with gradients of the prior and no row, where walks along one of many at a time creep. It is a
 leapfrog in coordinates in which minus the Hessian of the log prior is the identity at the mode

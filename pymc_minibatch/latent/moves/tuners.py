@@ -117,15 +117,19 @@ class StepSizes(NamedTuple):
     @property
     def rate(self) -> float:
         """Squared jumps for their cost, with the best setting; NaN before the first move."""
+        best = float(self._rates.max())
+        return best if best >= 0.0 else math.nan
+
+    @property
+    def _rates(self) -> np.ndarray:
+        """Those of all settings, shape (K,); −1 before the first move of one."""
         tried = self.costs > 0
-        return float(np.max(self.gains[tried] / self.costs[tried])) if tried.any() else math.nan
+        return np.where(tried, self.gains / np.where(tried, self.costs, 1.0), -1.0)
 
     def take_best(self) -> None:
         """Take the setting with the largest jumps for their cost."""
-        tried = self.costs > 0
-        if tried.any():
-            rates = np.where(tried, self.gains / np.where(tried, self.costs, 1.0), -1.0)
-            self.current[0] = int(np.argmax(rates))
+        if not math.isnan(self.rate):
+            self.current[0] = int(np.argmax(self._rates))
 
 
 class Walks(NamedTuple):
