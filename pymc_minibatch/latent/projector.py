@@ -9,6 +9,7 @@ from pymc_minibatch.latent.arrowhead import (
     ArrowheadMatrix,
     Matrix,
     by_columns,
+    compact,
     congruent,
     denser,
     is_empty,
@@ -42,7 +43,7 @@ class ProjectedCurvature:
     @cached_property
     def through(self) -> Matrix:
         """``K_gd A_dd``, shape (G q', p)."""
-        return by_columns(self.curvature.cross, self.by)
+        return compact(by_columns(self.curvature.cross, self.by))
 
 
 @dataclass(frozen=True)

@@ -1377,3 +1377,20 @@ def test_traits_of_a_person_are_one_level_whichever_a_row_reads(transposed: bool
     persons = np.repeat(np.arange(800), 30)
     np.testing.assert_array_equal(located.factors[0].row_levels, persons)
     assert np.abs(located.reference.hyper - np.log(3.0)).max() < 1.5  # ran to 9.6
+
+
+def test_effects_above_others_that_rows_do_not_read_leave_a_sparse_factor() -> None:
+    """Rows read studies only; laboratories are in their means."""
+    rng = np.random.default_rng(36)
+    n, n_laboratories = 3000, 60
+    laboratory = rng.integers(0, n_laboratories, n)
+    with pm.Model() as model:
+        between, within = pm.HalfNormal("between", 1), pm.HalfNormal("within", 1)
+        laboratories = between * pm.Normal("z", shape=n_laboratories)
+        study = pm.Normal("study", pm.Normal("mean") + laboratories[laboratory], within, shape=n)
+        pm.Normal("y", study, rng.gamma(4, 0.04, n), observed=rng.normal(0, 0.3, n))
+    sampler = make_latent_sampler(TallModel(model), Penalty(), 1.0)
+    surrogate = sampler.reference.surrogate
+    given = surrogate.conditional(surrogate.center[sampler.field.hyper])
+    assert sparse.issparse(given.factor.reduced)
+    assert given.factor.reduced.nnz < 4 * n
