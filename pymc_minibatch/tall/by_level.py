@@ -87,6 +87,7 @@ def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
         A graph of these.
     """
     flat, batch = inputs[0], inputs[1:]
+    term = _gathered_once(inputs, term)
     gathers = [
         (node, FunctionsOfEntries(_gathered(node), flat))
         for node in io_toposort(inputs, [term])
@@ -113,6 +114,26 @@ def gathered_first(inputs: list[Variable], term: Variable) -> Variable:
             [rewritten] = graph_replace([term], replaced, strict=False)
             return rewritten
     return term
+
+
+def _gathered_once(inputs: list[Variable], term: Variable) -> Variable:
+    """Gather functions of regions for rows, in place of those that levels have gathered of them.
+
+    ``exp(z)[region][hospital]`` is ``exp(z)[region[hospital]]``.
+    """
+    flat, batch = inputs[0], inputs[1:]
+    replaced: dict[Variable, Variable] = {}
+    for node in io_toposort(inputs, [term]):
+        inner: Any = node.inputs[0].owner if isinstance(node.op, AdvancedSubtensor) else None
+        if inner is None or not isinstance(inner.op, AdvancedSubtensor):
+            continue
+        if not (gathers_levels(node) and gathers_levels(inner)):
+            continue
+        if set(ancestors(inner.inputs)).isdisjoint(batch):
+            index: Any = _first_index(inner)
+            if FunctionsOfEntries(inner.inputs[0], flat).applied and isinstance(index, Constant):
+                replaced[node.outputs[0]] = inner.inputs[0][index[_first_index(node)]]
+    return graph_replace([term], replaced, strict=False)[0] if replaced else term
 
 
 class FunctionsOfEntries:

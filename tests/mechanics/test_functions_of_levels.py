@@ -43,6 +43,12 @@ def height_of_what_is_gathered() -> None:
     pm.Normal("y", share, pm.HalfNormal("sigma", 2), observed=NUMBERS)
 
 
+def regions_of_groups() -> None:
+    effect = pm.Normal("mu") + pm.HalfNormal("sd", 1) * pm.Normal("z", shape=N_FEW)
+    rate = pm.math.exp(effect)[np.arange(G) % N_FEW]
+    pm.Poisson("y", rate[GROUP], observed=COUNTS)
+
+
 def rows_of_two_columns() -> None:
     effect = pm.Normal("mu", shape=2) + pm.Normal("z", shape=(G, 2))
     both = pm.HalfNormal("height", 3, shape=2) * pm.math.sigmoid(effect)
@@ -124,6 +130,7 @@ def stretched_thresholds() -> None:
         (angles, {"mu_circular__", "kappa_log__"}),
         (height_of_a_sigmoid, {"sd_log__"}),
         (height_of_what_is_gathered, {"sd_log__"}),
+        (regions_of_groups, {"sd_log__"}),
         (rows_of_two_columns, set()),
         (ratio_of_columns, {"sd_log__"}),
         (probabilities, {"c_log__"}),
