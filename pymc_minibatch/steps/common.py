@@ -233,10 +233,9 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         self.tune = tune > 0  # a step that is used again has stopped, and processes do not set it
         if tune:
             self._reset_tuning()
-        self.n_draws, self.last_point = 0, np.empty(0)
+        self.n_draws, self.last_point, self._draws = 0, np.empty(0), []
         register(self)
         self._start_is_checked = self._split_is_verified = False
-        self._draws = []
         self.__dict__.pop("_missing_responses", None)  # which reads data as they were
         if self.witness is not None:
             self.witness.start_chain()
@@ -438,7 +437,8 @@ class TallStep(FollowsData, Display, BlockedStep, metaclass=StepKind):
         """
         rng_state, before = self.rng.bit_generator.state, self._changing()
         try:
-            return move(start)
+            with np.errstate(all="ignore"):  # proposals may be where there is no density
+                return move(start)
         except BaseException:
             self._forget_work()
             self.rng.bit_generator.state = rng_state

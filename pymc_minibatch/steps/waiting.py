@@ -4,6 +4,7 @@ from abc import ABCMeta
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep
 from pytensor.configdefaults import config
@@ -67,8 +68,10 @@ class StepKind(ABCMeta):
         Graphs that are made meanwhile do not note who made each of their nodes, which PyTensor
         takes a tenth of set-up for. Passes over rows have threads of their own; those of BLAS,
         which spin while they wait, make a factorization ten times slower beside another process.
+        Far out, where a density is 0, numbers overflow, of which nobody need be told.
         """
-        with config.change_flags(traceback__limit=0), one_blas_thread():
+        quietly = np.errstate(all="ignore")
+        with config.change_flags(traceback__limit=0), one_blas_thread(), quietly:
             made = super().__call__(*args, **with_new_names(cls.__name__, cls.renamed, kwargs))
         give_back_memory()
         return made

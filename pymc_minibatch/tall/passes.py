@@ -6,6 +6,7 @@ If rows lie in partitions a pass is a job of Dask: each partition is cut into ch
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -143,7 +144,8 @@ def in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
     """Map in threads, with few results waiting at any time.
 
     BLAS is kept from starting threads of its own in each of them: more threads than cores wait for
-    each other, on a busy machine for minutes. Two chunks or three are not worth the threads.
+    each other, on a busy machine for minutes. Two chunks or three are not worth the threads. Those
+    say of numbers that are not finite what this thread does.
     """
     n_threads = min(n_cores(), len(starts) // 2)
     if n_threads <= 1:
@@ -154,7 +156,7 @@ def in_order[T](apply: Callable[[int], T], starts: range) -> Iterator[T]:
     waiting: deque[Future[T]] = deque()
     with one_blas_thread(), ThreadPoolExecutor(n_threads) as pool:
         for first in starts:
-            waiting.append(pool.submit(apply, first))
+            waiting.append(pool.submit(copy_context().run, apply, first))
             if len(waiting) > 2 * n_threads:
                 yield waiting.popleft().result()
         while waiting:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -91,3 +92,13 @@ def test_a_progress_bar_where_there_is_much_to_read(data, monkeypatch):
     assert titles == []
     list(over_chunks(lambda *_: None, data, "Reading"))
     assert titles == [("Reading", 11)]
+
+
+@pytest.mark.parametrize("n_cores", [1, 4])
+def test_threads_warn_of_numbers_as_their_caller_does(data, n_cores, monkeypatch):
+    monkeypatch.setattr(passes, "n_cores", lambda: n_cores)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("error")
+        assert all(np.isinf(large[-1]) for _, large in over_chunks(np.exp, [data[0] + 800.0]))
+    with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+        list(over_chunks(np.exp, [data[0]]))
