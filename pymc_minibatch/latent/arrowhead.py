@@ -58,6 +58,7 @@ __all__ = [
     "congruent",
     "denser",
     "is_empty",
+    "is_summed_whole",
 ]
 
 Matrix = Any
@@ -70,6 +71,10 @@ SPARSE_SIZE, SPARSE_SHARE = 10**5, 0.2
 MOST_FACTORED = 3000
 """A larger border beside groups is not factored if products do: it would take more than half a
 second for each value of the hyperparameters, with the cube of the size."""
+
+MOST_SUMMED = 1500
+"""The sums over rows of a larger border are kept in parts: an array of 18 MB for each part of the
+rows takes longer to clear and to add than 40,000 rows."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,11 @@ class ArrowheadFactor:
         halfway = solve_blocks(self.cholesky, groups[:, :, None])[:, :, 0]
         rest = dense - self.reduced.T @ halfway.ravel()
         return self.schur.solve(rest), halfway
+
+
+def is_summed_whole(n_dense: int) -> bool:
+    """Whether sums over rows of a border of so many unknowns are kept as an array."""
+    return n_dense <= min(MOST_SUMMED, MOST_FACTORED)
 
 
 def added(first: Matrix, second: Matrix) -> Matrix:

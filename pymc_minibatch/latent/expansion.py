@@ -20,8 +20,7 @@ from scipy import sparse
 
 from pymc_minibatch.jit.cores import n_cores, one_blas_thread
 from pymc_minibatch.jit.memory import SHARE, free_bytes, require_memory
-from pymc_minibatch.latent import arrowhead
-from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact
+from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, is_summed_whole
 from pymc_minibatch.latent.batched import absolute, factor_blocks, multiply_blocks
 from pymc_minibatch.latent.expansion_sums import (
     ExpansionSums,
@@ -253,7 +252,7 @@ def n_parts(layout: ArrowheadLayout, n_columns: int, n_rows: int) -> int:
 def curvature_bytes(layout: ArrowheadLayout, n_columns: int) -> float:
     """Return the bytes of the curvature by all that rows read of a number of dense columns."""
     (n_groups, width), n_dense = layout.groups.shape, layout.dense.size
-    size = n_dense if n_dense <= arrowhead.MOST_FACTORED else n_columns
+    size = n_dense if is_summed_whole(n_dense) else n_columns
     entries = n_dense * size + n_groups * width * (n_columns + width)
     return 8.0 * max(1, entries)
 

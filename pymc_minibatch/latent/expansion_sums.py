@@ -13,8 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from pymc_minibatch.jit.compiled import jit_kept
-from pymc_minibatch.latent import arrowhead
-from pymc_minibatch.latent.arrowhead import Matrix, compact
+from pymc_minibatch.latent.arrowhead import Matrix, compact, is_summed_whole
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.reference.remainders import second_order
 from pymc_minibatch.reference.rows import DesignTerms
@@ -115,7 +114,7 @@ class ExpansionSums:
     def zeros(cls, layout: ArrowheadLayout, reads: DesignTerms) -> "ExpansionSums":
         """Begin with nothing."""
         n_dense, (n_groups, width) = layout.dense.size, layout.groups.shape
-        is_sparse, n_columns = n_dense > arrowhead.MOST_FACTORED, reads.dense.size
+        is_sparse, n_columns = not is_summed_whole(n_dense), reads.dense.size
         return cls(
             0.0,
             np.zeros(n_dense + layout.groups.size),

@@ -24,7 +24,7 @@ Matrix = Any
 SMALLEST = 1000
 """Unknowns below which LAPACK factors a full matrix in some 20 ms."""
 
-MOST_SHARE, MOST_PRODUCTS = 0.03, 5e7
+MOST_SHARE, MOST_PRODUCTS = 0.1, 5e7
 """Share of entries, and products of two entries of W, above which S is not taken for sparse. So
 many products take 0.1 s at each factorization, and a GB when the pattern is found."""
 
@@ -50,8 +50,12 @@ def sparse_minus_gram(dense: Matrix, reduced: Matrix) -> sparse.csr_array | None
         return None
     if not reduced.size:
         return dense
-    if not sparse.issparse(reduced) or dense.shape[0] < SMALLEST:
+    if dense.shape[0] < SMALLEST:
         return None
+    if not sparse.issparse(reduced):  # of few levels
+        if np.count_nonzero(reduced) > MOST_SHARE * reduced.size:
+            return None
+        reduced = sparse.csr_array(reduced)
     found = pattern_left(*_places(dense), *_places(reduced))
     if found is None:
         return None

@@ -1,5 +1,7 @@
 """What the elimination of a factor leaves is sparse if factors are nested, however many levels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -67,6 +69,18 @@ def test_a_nested_factor_leaves_a_sparse_matrix(width: int, by_products: bool) -
     found, allowed = log_determinant(matrix)
     assert found == pytest.approx(right, abs=max(allowed, 1e-9))
     assert allowed < 1e-6
+
+
+@pytest.mark.usefixtures("sparse_from_100")
+def test_a_few_levels_leave_a_sparse_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they have in common with the rest is an array, since it is small."""
+    monkeypatch.setattr(schur, "MOST_SHARE", 0.2)
+    matrix = nested(60)
+    array = replace(matrix, cross=matrix.cross.toarray())
+    factor = array.factor()
+    assert isinstance(factor.reduced, np.ndarray)
+    assert isinstance(factor.schur, SparseCholesky)
+    check_solves(factor, whole(matrix))
 
 
 def check_solves(factor: ArrowheadFactor, full: np.ndarray) -> None:
