@@ -19,6 +19,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pymc_minibatch.acceptance.growing import rows_wanted
 from pymc_minibatch.arguments import checked_model
 from pymc_minibatch.jit.interpreted import evaluator, only_looking
+from pymc_minibatch.latent.choose import most_read, moves_saved_by_hyper
 from pymc_minibatch.latent.recognition import has_effects
 from pymc_minibatch.latent.sums import find_parabolic_rows
 from pymc_minibatch.reference.decide import decide_control_variate
@@ -55,6 +56,10 @@ have kinks (Laplace and asymmetric Laplace) 757 and all."""
 
 KINKED_OPERATIONS = Abs, Sign
 """Maxima are left out: sums of exponentials take them as well, and are smooth."""
+
+ROWS_OF_MOVE = 1200.0
+"""What a move by batches costs, in rows, with the share of it that only noise rejects: 980 to 1,370
+in seven of eight models with 30,000 to 60,000 rows."""
 
 TUNED_READ = 50.0
 """Rows of a decision if 16 do, the least, since the first batch is 100 and is tuned slowly."""
@@ -265,6 +270,8 @@ def _of_split(tall: TallModel, moved: list[str], keeps_rows: bool) -> Check:
     )
 
 
+WITH_EFFECTS = "with the effects that depend on it"
+
 TOGETHER = "jointly with all others, by proposals for a nearly normal posterior"
 
 
@@ -292,12 +299,23 @@ def _manner(tall: TallModel, whole: bool) -> _Manner:
             "reads a row."
         )
         return _Manner(True, 0.0, updates, reason, SUMS_SECONDS + of_factors)
-    if tall.n_rows <= ALL_READ:
+    if tall.n_rows <= ALL_READ or _all_rows_are_cheaper(tall, structure, updates):
         reason = "All rows decide on updates of effects and scales, which takes less time here."
         return _Manner(True, float(tall.n_rows), updates, reason, seconds)
     rows = min(SHARE_READ * tall.n_rows, MOST_READ)
     reason = "Effects are updated group by group, and scales together with their effects."
     return _Manner(None, rows, updates, reason, seconds)
+
+
+def _all_rows_are_cheaper(
+    tall: TallModel, structure: RowStructure, updates: Mapping[str, str]
+) -> bool:
+    """Whether moves by batches cost more than to evaluate all rows, as set-up decides it."""
+    sizes = {name: where.stop - where.start for name, where in tall.layout.slices.items()}
+    of_values = {get_var_name(rv): tall.model.rvs_to_values[rv].name for rv in tall.model.free_RVs}
+    n_scales = sum(sizes[of_values[n]] for n, words in updates.items() if words == WITH_EFFECTS)
+    most = most_read(len(structure.predictors))
+    return ROWS_OF_MOVE * moves_saved_by_hyper(n_scales) > most * tall.n_rows
 
 
 def _of_all_at_once(tall: TallModel) -> _Manner:
@@ -368,7 +386,7 @@ def _updates_of_effects(tall: TallModel, structure: RowStructure) -> dict[str, s
         for parent in free.intersection(ancestors(rv.owner.inputs))
     } | _that_enter_curved(tall, structure)
     return {
-        rv.name: "with the effects that depend on it"
+        rv.name: WITH_EFFECTS
         if rv.name in scales
         else "with the other effects and coefficients, or level by level"
         for rv in tall.model.free_RVs
@@ -395,8 +413,11 @@ def _that_enter_curved(tall: TallModel, structure: RowStructure) -> set[str]:
 
 def _seconds_of_factors(structure: RowStructure, n_rows: int) -> float:
     """Estimate the seconds that grouping factors add, by their number and their levels."""
-    blocks = {term.block.start: term.block for term in structure.terms if term.index is not None}
-    sizes = [block.stop - block.start for block in blocks.values()]
+    gathered = [term for term in structure.terms if term.index is not None]
+    first_of = dict[Any, slice]()  # effects that rows gather alike are of one factor
+    for term in gathered:
+        first_of.setdefault(term.index, term.block)
+    sizes = list({block.start: block.stop - block.start for block in first_of.values()}.values())
     border = sum(sizes) - max(sizes, default=0)
     of_rows = FACTOR_SECONDS * len(sizes) * n_rows / 1e5
     return of_rows + BORDER_SECONDS * (border / 1000) ** 2

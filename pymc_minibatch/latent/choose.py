@@ -16,7 +16,7 @@ from pymc_minibatch.latent.whole import WholeSampler
 from pymc_minibatch.reference.rows import RowFunctions
 from pymc_minibatch.tall import TallModel
 
-__all__ = ["make_latent_sampler", "most_read"]
+__all__ = ["make_latent_sampler", "most_read", "most_share", "moves_saved_by_hyper"]
 
 MOST_READ, DERIVATIVES = 1 / 10, 4.0
 """Batches of a larger share of the rows take longer than to evaluate all of them, and of a still
@@ -70,7 +70,7 @@ def make_latent_sampler(
         if is_free and (pinned := by_batches.rows_to_pin()).size:
             return WholeSampler(tall, _without_if_possible(tall, about, pinned), temperature)
         rows_read = by_batches.rows_of_a_move * moves_saved(by_batches)
-        if is_free and rows_read > most_read(about.rows) * tall.n_rows:
+        if is_free and rows_read > most_share(about.rows) * tall.n_rows:
             return WholeSampler(tall, about, temperature)
         return by_batches
 
@@ -106,18 +106,35 @@ def moves_saved(sampler: LatentSampler) -> float:
     """
     if sampler.reference.surrogate.kinks is not None:
         return 1.0
-    n_hyper = sampler.field.hyper.size
     of_border = SAVED if sampler.field.latent.dense.size > LARGE else 1.0
-    if n_hyper < MANY_HYPER or sampler.model.has_own_scales:
+    if sampler.model.has_own_scales:
         return of_border
-    return max(of_border, min(SAVED_BY_HYPER * n_hyper, MOST_SAVED_BY_HYPER))
+    return max(of_border, moves_saved_by_hyper(sampler.field.hyper.size))
 
 
-def most_read(rows: RowFunctions) -> float:
+def moves_saved_by_hyper(n_hyper: int) -> float:
+    """Return the same for so many hyperparameters."""
+    few = n_hyper < MANY_HYPER
+    return 1.0 if few else max(1.0, min(SAVED_BY_HYPER * n_hyper, MOST_SAVED_BY_HYPER))
+
+
+def most_share(rows: RowFunctions) -> float:
+    """Return :func:`most_read` of some rows."""
+    return most_read(rows.n_predictors, len({last for *_, last in rows.triples}))
+
+
+def most_read(k: int, n_differences: int | None = None) -> float:
     """Return the share of the rows from which on it costs less to evaluate all of them.
 
     Of a row in a batch the derivatives up to second order are needed, and those at other places to
     take differences of them.
+
+    Parameters
+    ----------
+    k
+        Predictors of a row.
+    n_differences
+        Predictors by which differences are taken; all if not given.
     """
-    k, places = rows.n_predictors, 1 + 2 * len({last for *_, last in rows.triples})
+    places = 1 + 2 * (k if n_differences is None else n_differences)
     return min(MOST_READ, DERIVATIVES / (places * (1 + k + k * (k + 1) // 2)))

@@ -129,10 +129,10 @@ def _gathered_once(inputs: list[Variable], term: Variable) -> Variable:
             continue
         if not (gathers_levels(node) and gathers_levels(inner)):
             continue
-        if set(ancestors(inner.inputs)).isdisjoint(batch):
-            index: Any = _first_index(inner)
-            if FunctionsOfEntries(inner.inputs[0], flat).applied and isinstance(index, Constant):
-                replaced[node.outputs[0]] = inner.inputs[0][index[_first_index(node)]]
+        levels, index = inner.inputs[0], _first_index(inner)
+        reads_rows = not set(ancestors(inner.inputs)).isdisjoint(batch)
+        if not reads_rows and FunctionsOfEntries(levels, flat).applied:
+            replaced[node.outputs[0]] = levels[index[_first_index(node)]]
     return graph_replace([term], replaced, strict=False)[0] if replaced else term
 
 

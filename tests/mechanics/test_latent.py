@@ -25,7 +25,7 @@ from pymc_minibatch.kernels.by_group import GroupTable
 from pymc_minibatch.latent.arrowhead import ArrowheadMatrix, compact, congruent
 from pymc_minibatch.latent.batched import solve_square
 from pymc_minibatch.latent.cholesky import DenseCholesky, SparseCholesky, factor_sparse
-from pymc_minibatch.latent.choose import make_latent_sampler, most_read
+from pymc_minibatch.latent.choose import make_latent_sampler, most_share
 from pymc_minibatch.latent.coordinates import Coordinates
 from pymc_minibatch.latent.deciding import EVERY, FIRST_BATCH, DecisionState, DecisionTests
 from pymc_minibatch.latent.expander import RowBudget
@@ -1101,7 +1101,7 @@ def test_rows_that_read_many_numbers_have_few_third_derivatives() -> None:
     assert rows.n_predictors == 13
     assert rows.triples == [(0, 0, 0)]
     assert not rows.reads.scalars.size
-    assert most_read(rows) < 0.03
+    assert most_share(rows) < 0.03
 
 
 def kinked_model() -> pm.Model:

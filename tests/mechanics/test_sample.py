@@ -342,6 +342,34 @@ def test_a_check_expects_the_rows_that_set_up_finds():
     assert set_up / 3 < found.expected_rows < 3 * set_up
 
 
+def test_a_check_expects_all_rows_if_these_read_many_numbers():
+    rng = np.random.default_rng(4)
+    group, y = rng.integers(0, 200, 30_000), rng.normal(size=30_000)
+    expected = {}
+    for n_components in (2, 4):
+        with pm.Model() as model:
+            sd = pm.HalfNormal("sd", 1, shape=n_components)
+            effect = sd * pm.Normal("z", shape=(200, n_components))
+            parts = [pm.StudentT.dist(nu=4, mu=effect[group, k]) for k in range(n_components)]
+            pm.Mixture("y", w=np.full(n_components, 1 / n_components), comp_dists=parts, observed=y)
+        expected[n_components] = pmb.check(model).expected_rows
+    assert expected[2] < 3000 < expected[4] == len(y)
+
+
+def test_intercepts_and_slopes_of_a_factor_take_no_time_as_if_crossed():
+    rng = np.random.default_rng(4)
+    n, group, x = 30_000, rng.integers(0, 2000, 30_000), rng.normal(size=30_000)
+    other = rng.integers(0, 2000, n)
+    seconds = []
+    for index in (group, other):
+        with pm.Model() as model:
+            a, b = pm.Normal("a", shape=2000), pm.Normal("b", shape=2000)
+            mean = pm.HalfNormal("sd") * a[group] + b[index] * x
+            pm.Bernoulli("y", logit_p=mean, observed=rng.integers(0, 2, n))
+        seconds.append(pmb.check(model).setup_seconds)
+    assert seconds[0] + 20 < seconds[1]
+
+
 def test_a_check_expects_more_rows_if_rows_have_kinks():
     y = np.random.default_rng(4).normal(size=12_000)
     rows = {}
