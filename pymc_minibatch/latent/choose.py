@@ -107,9 +107,10 @@ def moves_saved(sampler: LatentSampler) -> float:
     if sampler.reference.surrogate.kinks is not None:
         return 1.0
     of_border = SAVED if sampler.field.latent.dense.size > LARGE else 1.0
-    if sampler.model.has_own_scales:
+    n_hyper = sampler.field.hyper.size
+    if n_hyper >= MANY_HYPER and sampler.model.has_own_scales:
         return of_border
-    return max(of_border, moves_saved_by_hyper(sampler.field.hyper.size))
+    return max(of_border, moves_saved_by_hyper(n_hyper))
 
 
 def moves_saved_by_hyper(n_hyper: int) -> float:

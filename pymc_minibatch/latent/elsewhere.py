@@ -3,7 +3,8 @@
 Near by it is looked for along the axes of a level whose rows vary. Farther away, up to where other
 levels are and on the other side of the prior's mean, modes are climbed to by a few rows of each
 level; those that are as high as the center are climbed once more by all rows, or as many as there
-is time for.
+is time for. So is the place to which few rows of a large level lead from its center, which they
+cannot tell from it.
 """
 
 import math
@@ -41,17 +42,24 @@ this is done, unless another mode was found for one of them."""
 MOST_LEVELS = 10_000
 """That are looked at together, for the sake of memory."""
 
-MOST_EVALUATIONS = 4e6
-"""Of rows, in each look: a fraction of a second."""
+MOST_EVALUATIONS, MOST_AGAIN = 4e6, 1.6e7
+"""Of rows, in a look by few of each level, and in one by more: a fraction of a second, and one."""
 
-STARTS, CLIMBS, MOST_MODES = 12, 50, 3
-"""Places where climbs begin, steps of each, and modes that are kept of a level beside its
-center's."""
+FEW_OF_MANY = 3.0
+"""Standard deviations by few rows, relative to those by all, from which on another mode may be
+hidden among these: a climb by few rows says where else it may be."""
+
+TO_OTHERS, STARTS, CLIMBS, MOST_MODES = 4, 12, 50, 3
+"""Climbs that begin where other levels are, those that do elsewhere, steps of each, and modes that
+are kept of a level beside its center's."""
 
 LONGER, SHORTER = 2.0, 2.0**-0.25
 """By what the next step is longer after one that leads up, and shorter after another: the rule of
 one fifth of evolution strategies (Rechenberg 1973). The first is one standard deviation long, too
 short to leave a mode for one that is apart."""
+
+MOST_STARTS = 2
+"""From which a level climbs again, by more rows."""
 
 NEARLY = -10.0
 """Log-density of a mode, less that of the center's, above which it is one; by a few rows, above
@@ -128,7 +136,7 @@ def _look_far(
     centers, is_angle = point[latent], rows.surrogate.tall.is_angle[latent]
     if len(centers) < 2:
         return
-    n_starts = 1 + STARTS + 1 + centers.shape[1]  # from the center, others, and mirrored
+    n_starts = 1 + TO_OTHERS + STARTS + 1 + centers.shape[1]  # the first from the center
     near = np.where((found.highest > ELSEWHERE)[:, None], found.jumps[0], 0.0)
     found.jumps[0] = 0.0
     order = rng.permutation(len(near))
@@ -142,31 +150,41 @@ def _look_far(
         starts = np.concatenate(
             [_from_others(rng, centers, is_angle, chosen), _mirrored(by_few.own, point)]
         )
-        _, far = by_few.other_modes(rng, starts)
-        starts = np.concatenate([near[None, chosen], far])
+        _, far, mode = by_few.other_modes(rng, starts)
+        by_few_only = np.where(wider > FEW_OF_MANY, mode - centers[chosen], 0.0)
+        starts = _first_starts(np.concatenate([by_few_only[None], near[None, chosen], far]))
         has_start = starts.any(axis=(0, 2))
         if some is first and not has_start.any():
             return
         n_climbs = (1 + len(starts)) * CLIMBS
-        most = max(SOME_ROWS, int(MOST_EVALUATIONS / n_climbs / has_start.sum().clip(1)))
+        most = max(SOME_ROWS, int(MOST_AGAIN / n_climbs / has_start.sum().clip(1)))
         n_rows = np.minimum(counted[chosen], most)
-        has_start &= np.cumsum(np.where(has_start, n_rows, 0)) * n_climbs <= MOST_EVALUATIONS
+        has_start &= np.cumsum(np.where(has_start, n_rows, 0)) * n_climbs <= MOST_AGAIN
         chosen, starts = chosen[has_start], starts[:, has_start]
         wider = np.sqrt(counted[chosen] / most).clip(1.0)[:, None]
         by_more = _Climbs(rows.of_chosen(factor, chosen, most), point, given, wider)
-        highest, jumps = by_more.other_modes(rng, starts)
+        highest, jumps, _ = by_more.other_modes(rng, starts)
         found.jumps[:, chosen] = jumps
         found.highest[chosen] = np.fmax(found.highest[chosen], highest)
+
+
+def _first_starts(starts: np.ndarray) -> np.ndarray:
+    """Return the first steps of each level that lead anywhere, shape (M, S, q)."""
+    order = np.argsort(~starts.any(axis=2), axis=0, kind="stable")[:MOST_STARTS]
+    return np.take_along_axis(starts, order[:, :, None], axis=0)
 
 
 def _from_others(
     rng: np.random.Generator, centers: np.ndarray, is_angle: np.ndarray, chosen: np.ndarray
 ) -> np.ndarray:
-    """Return differences of the centers of two levels, or longer ones, some along one axis.
+    """Return steps to other levels' centers, differences of two of them, and longer ones.
 
-    An angle can be anywhere, and of all its copies the nearest counts: within half a turn.
+    Some are along one axis. An angle can be anywhere, and of all its copies the nearest counts:
+    within half a turn.
     """
     shape, differences = (chosen.size, centers.shape[1]), []
+    for _ in range(TO_OTHERS):
+        differences.append(centers[rng.integers(len(centers), size=chosen.size)] - centers[chosen])
     for k in range(STARTS):
         one, other = rng.integers(len(centers), size=(2, chosen.size))
         axis = rng.integers(shape[1], size=(chosen.size, 1))
@@ -215,7 +233,7 @@ class _Climbs:
 
     def other_modes(
         self, rng: np.random.Generator, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Climb from each start; return the highest places apart from the center's mode.
 
         Parameters
@@ -231,6 +249,8 @@ class _Climbs:
             The log-density there, less that of the center's mode; −∞ if there is no such place.
         jumps : ndarray, shape (M, S, q)
             From this mode to there; zero if there are fewer.
+        mode : ndarray, shape (S, q)
+            The center's mode.
         """
         mode, at_mode = self._climb(rng, np.zeros(self.own.latent.shape))
         climbed = [self._climb(rng, start) for start in starts]
@@ -244,7 +264,7 @@ class _Climbs:
             is_mode = is_open[best, every]
             jump[is_mode] = ends[best, every][is_mode]
             is_open &= self._are_apart(ends - jump)
-        return highest, jumps
+        return highest, jumps, mode
 
     def _are_apart(self, steps: np.ndarray) -> np.ndarray:
         """Say which steps lead away from a mode, shape (K, S)."""

@@ -62,6 +62,34 @@ def test_other_modes_are_found(model: Callable[[], pm.Model]) -> None:
     assert np.all(highest[found & are_apart] > -5.0)
 
 
+def test_a_mode_is_found_that_few_rows_of_a_level_cannot_tell_from_the_center() -> None:
+    """Each level has a smooth change; the search ends beside that of the largest one."""
+    rng = np.random.default_rng(11)
+    n, n_levels = 50_000, 200
+    share = 1.0 / np.arange(1, n_levels + 1) ** 0.7
+    level, time = rng.choice(n_levels, n, p=share / share.sum()), rng.uniform(0, 104, n)
+    mean, sd = np.array([50, 0.1, 6, 52]), np.array([8, 0.05, 2, 10])
+    true = mean + sd * rng.normal(size=(n_levels, 4))
+    true[0] = 64.7, 0.12, 6.3, 32.2
+    a, b, d, at = true[level].T
+    y = a + b * time + d / (1 + np.exp(-(time - at) / 3)) + 7 * rng.normal(size=n)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", [50, 0, 0, 52], [30, 1, 10, 20])
+        scale = pm.HalfNormal("scale", [20, 0.5, 5, 15])
+        parts = [pm.Normal(f"z{i}", mu[i], scale[i], shape=n_levels)[level] for i in range(4)]
+        width = pm.Gamma("width", 2, 0.5)
+        change = parts[2] * pm.math.sigmoid((time - parts[3]) / width)
+        pm.Normal("y", parts[0] + parts[1] * time + change, pm.HalfNormal("sigma", 20), observed=y)
+    sampler = sampler_of(model)
+    [levels] = sampler.field.levels
+    center = sampler.reference.surrogate.center[levels.latent]
+    assert sampler.decisions.level_rows is not None
+    [(_, jumps)] = sampler.decisions.level_rows.elsewhere
+    ends = np.concatenate([center[None], center + jumps])
+    nearest = np.abs((ends - true) / [1, 0.03, 1, 3]).max(axis=2).min(axis=0)
+    assert nearest[0] < 3.0
+
+
 def test_no_other_mode_is_found_of_plain_levels() -> None:
     with pm.Model() as model:
         level = pm.Normal("level", pm.Normal("mu"), pm.HalfNormal("sd"), shape=G)

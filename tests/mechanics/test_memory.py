@@ -7,7 +7,7 @@ from pymc.sampling.parallel import ParallelSamplingError
 
 import pymc_minibatch as pmb
 from pymc_minibatch.jit import memory
-from pymc_minibatch.latent import expansion
+from pymc_minibatch.latent import arrowhead, expansion
 from pymc_minibatch.latent.layout import ArrowheadLayout
 from pymc_minibatch.steps.memory import bytes_of_step
 
@@ -104,6 +104,7 @@ def test_a_posterior_of_many_parameters_is_refused_before_the_search(monkeypatch
 
 
 def test_sums_of_curvature_are_taken_in_fewer_parts_if_memory_is_short(monkeypatch):
+    monkeypatch.setattr(arrowhead, "MOST_SUMMED", 2000)
     layout = ArrowheadLayout(np.arange(2000), np.arange(2000, 5000)[:, None])
     one = expansion.curvature_bytes(layout, 3)
     assert one == 8.0 * (2000**2 + 3000 * 4)
