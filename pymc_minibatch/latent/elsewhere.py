@@ -166,6 +166,8 @@ def _look_far(
         highest, jumps, _ = by_more.other_modes(rng, starts)
         found.jumps[:, chosen] = jumps
         found.highest[chosen] = np.fmax(found.highest[chosen], highest)
+        if some is first and not found.jumps.any():
+            return
 
 
 def _first_starts(starts: np.ndarray) -> np.ndarray:
